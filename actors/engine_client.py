@@ -43,7 +43,7 @@ class LeavingError(EngineStoppedError):
 
 
 AnswerT = TypeVar("AnswerT")
-Hear = Callable[[EngineAnswer | Exception], None]  # listener of a sequence; an exception is its last call
+Listener = Callable[[EngineAnswer | Exception], None]  # listener of a sequence; an exception is its last call
 
 _REFUSALS: dict[str, type[Exception]] = {
     "grammar": GrammarError,
@@ -68,7 +68,7 @@ class EngineClient(asyncio.Protocol):
         self._frames = Frames()
         self._outbox = Outbox[ToEngine]()
         self._numbers = count()
-        self._open: dict[int, Hear] = {}  # listeners by number of the sequence
+        self._open: dict[int, Listener] = {}  # listeners by number of the sequence
         # Futures of answers, in the order of the questions.
         self._asking: list[asyncio.Future[EngineReport]] = []
         self._loading: list[asyncio.Future[AdapterLoaded]] = []
@@ -88,21 +88,22 @@ class EngineClient(asyncio.Protocol):
         prompt_length: int,
         noise_key: int,
         sampling: Sampling,
-        hear: Hear,
+        listener: Listener,
         adapter: AskedAdapter = NONE_ASKED,
         texts: KnownTexts = NO_TEXTS,
     ) -> int:
         """Returns the number of a new sequence. Raises EngineStoppedError once the engine has ended.
 
         Args:
-            hear: called with each answer, and with the exception that ends the sequence unless it is closed.
+            listener: called with each answer, and with the exception that ends the sequence, unless the
+                sequence is closed.
             adapter: adapter of the sequence, which the engine loads if it is missing.
             texts: texts from which indices guess.
         """
         if self.end.done():
             raise self.end.result()
         number = next(self._numbers)
-        self._open[number] = hear
+        self._open[number] = listener
         self._is_idle.clear()
         self.send(Open(number, prompt_length, noise_key, sampling, adapter, texts))
         return number
@@ -219,23 +220,23 @@ class EngineClient(asyncio.Protocol):
 
     def _put_last(self, number: int, error: Exception) -> None:
         """Passes the error with which the engine has closed a sequence to its listener."""
-        if (hear := self._forget(number)) is not None:
-            hear(error)
+        if (listener := self._forget(number)) is not None:
+            listener(error)
 
-    def _forget(self, number: int) -> Hear | None:
+    def _forget(self, number: int) -> Listener | None:
         """Removes a sequence and returns its listener; None if it was not open."""
-        hear = self._open.pop(number, None)
+        listener = self._open.pop(number, None)
         if not self._open:
             self._is_idle.set()
-        return hear
+        return listener
 
     def _end_all(self, error: EngineStoppedError) -> None:
         if not self.end.done():
             self.end.set_result(error)
         for number in list(self._open):
-            hear = self._open[number]
+            listener = self._open[number]
             self.close(number)
-            hear(error)
+            listener(error)
 
 
 def _answer(waiting: "list[asyncio.Future[AnswerT]]", answer: AnswerT) -> None:

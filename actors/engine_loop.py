@@ -48,7 +48,7 @@ class EngineLoop:
         self._engine = engine
         self._connection = connection
         self._rounds: dict[int, int] = {}  # newest round of each open sequence, by its number
-        self._untold: list[FromEngine] = []
+        self._unsent: list[FromEngine] = []
         self._is_running = True
         self._newest = engine.last_step  # newest step that was recorded, or taken before the loop began
         self._steps: list[StepTimings] = []  # steps that were not reported to the frontend yet
@@ -66,9 +66,9 @@ class EngineLoop:
                     self._guarded_take(message)
                 if self._engine.has_work and not messages:
                     self._step()
-                if self._untold:
-                    self._connection.send(*self._untold)
-                    self._untold.clear()
+                if self._unsent:
+                    self._connection.send(*self._unsent)
+                    self._unsent.clear()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             logger.warning("the frontend of this worker is gone")
         self._engine.shut_down()
@@ -96,7 +96,7 @@ class EngineLoop:
                 self._engine.drop_adapter(message.digest)
             case AskReport():
                 self._tell_of_step([])
-                self._untold.append(EngineReport(self._engine.load(), self._engine.runner.free_memory()))
+                self._unsent.append(EngineReport(self._engine.load(), self._engine.runner.free_memory()))
             case Stop():
                 self._is_running = False
             case _:
@@ -115,7 +115,7 @@ class EngineLoop:
     def _tell_of_step(self, results: Sequence[Result]) -> None:
         rounds = tuple(self._round_of(result) for result in results)
         load, steps = self._engine.load(), tuple(self._steps)
-        self._untold.append(Stepped(tuple(results), rounds, load, time.time_ns(), steps))
+        self._unsent.append(Stepped(tuple(results), rounds, load, time.time_ns(), steps))
         self._steps.clear()
 
     def _round_of(self, result: Result) -> int:
@@ -134,7 +134,7 @@ class EngineLoop:
                 raise
             logger.exception("adapter %r is not loaded", adapter.name)
             refusal = str(error)
-        self._untold.append(AdapterLoaded(digest, refusal))
+        self._unsent.append(AdapterLoaded(digest, refusal))
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
@@ -159,14 +159,14 @@ class EngineLoop:
                     opening.texts,
                 )
         except UnsupportedModelError as error:
-            self._untold.append(Refused(number, "adapter", str(error)))
+            self._unsent.append(Refused(number, "adapter", str(error)))
         except GrammarError as error:
-            self._untold.append(Refused(number, "grammar", str(error)))
+            self._unsent.append(Refused(number, "grammar", str(error)))
         except ValueError as error:
-            self._untold.append(Refused(number, "invalid", str(error)))
+            self._unsent.append(Refused(number, "invalid", str(error)))
         except Exception as error:
             logger.exception("a sequence could not be opened")
-            self._untold.append(Refused(number, "failed", reason_of(error)))
+            self._unsent.append(Refused(number, "failed", reason_of(error)))
         else:
             self._rounds[number] = 0
 
@@ -180,13 +180,13 @@ class EngineLoop:
         except (ValueError, EngineError) as error:
             self._close(number)
             kind: RefusalKind = "invalid" if isinstance(error, ValueError) else "too large"
-            self._untold.append(Refused(number, kind, str(error)))
+            self._unsent.append(Refused(number, kind, str(error)))
         except Exception as error:
             if says_broken(error):
                 raise
             failed = self._engine.fail(self._engine.sequence(number), error)
             del self._rounds[number]
-            self._untold.append(Refused(number, "failed", failed.reason))
+            self._unsent.append(Refused(number, "failed", failed.reason))
 
     def _close(self, number: int) -> None:
         if self._rounds.pop(number, None) is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from actors.connection import Connection
 from actors.messages import Meeting, ProcessPlace, Ready, StartEngine, ToEngine, Unbuilt, decode_to_engine
 from actors.place import address, place_of
-from actors.process import importing, leave, settle
+from actors.process import freeze_heap, importing, leave
 from outrider.decoding.parent_process import end_with
 from outrider.demo.written_out import write_out
 from outrider.telemetry.debug_lines import show_debug_lines
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
         connection.send(Unbuilt(type(error).__name__, str(error)))
         return
     engine.warm_up()
-    settle()
+    freeze_heap()
     loop = EngineLoop(engine, connection)
     watch(loop, start.settings.step_timeout_s)
     connection.send(

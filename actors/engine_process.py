@@ -53,11 +53,11 @@ class EngineProcess:
         bound_spinning(self._environment)
         if host is not None:
             meet_at(self._environment, host)
-        self.connection, theirs = socket.socketpair()
+        self.connection, engine_end = socket.socketpair()
         self._ended = ended
         self._pid: Future[int] = Future()
         self._status: Future[int] = Future()
-        threading.Thread(target=self._live, args=(theirs,), name="engine process", daemon=True).start()
+        threading.Thread(target=self._live, args=(engine_end,), name="engine process", daemon=True).start()
         self.pid = self._pid.result()
         self._early = Connection[FromEngine](self.connection, decode_from_engine)
         self._early.send(StartEngine(settings, host))
@@ -98,15 +98,15 @@ class EngineProcess:
             os.kill(self.pid, signal.SIGKILL)
             self._status.result()
 
-    def _live(self, theirs: socket.socket) -> None:
+    def _live(self, engine_end: socket.socket) -> None:
         """Runs the process and waits for its end: the kernel would end the process with this thread."""
-        command = [sys.executable, "-m", "actors.engine_main", str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-m", "actors.engine_main", str(engine_end.fileno()), str(os.getpid())]
         try:
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=self._environment)
+            process = subprocess.Popen(command, pass_fds=[engine_end.fileno()], env=self._environment)
         except BaseException as error:
             self._pid.set_exception(error)
             return
-        theirs.close()
+        engine_end.close()
         self._pid.set_result(process.pid)
         self._wait(process)
         self._status.set_result(process.wait())

@@ -23,7 +23,7 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def settle() -> None:
+def freeze_heap() -> None:
     """Exempts loaded objects from garbage collection; called when everything is loaded.
 
     Otherwise each full collection would scan them, which takes a quarter of a second without answers.

@@ -97,7 +97,8 @@ def _work_of_target(sequence: int, request: rounds_pb2.TargetWorkerRequest) -> t
         case "decode":
             return request.decode.turn, _decode(sequence, request.decode)
         case "score":
-            return request.score.turn, _score(sequence, request.score)
+            turn, start = request.score.turn, request.score.start
+            return turn, Score(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), start=start)
         case "audit":
             turn = request.audit.turn
             return turn, Audit(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens))
@@ -143,11 +144,6 @@ def _decode(sequence: int, message: rounds_pb2.Decode) -> Decode:
         round=turn.round,
         lease=lease_from_message(message.lease) if message.HasField("lease") else None,
     )
-
-
-def _score(sequence: int, message: rounds_pb2.Score) -> Score:
-    turn = message.turn
-    return Score(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), start=message.start)
 
 
 def _logprobs(position: TokenLogprobs) -> generation_pb2.TokenLogprobs:

@@ -19,7 +19,7 @@ from actors.engine_process import EngineProcess
 from actors.messages import ProcessPlace, Ready
 from actors.metrics import CACHE_IN_USE, FIRST_TOKEN, SEQUENCES, EngineMetrics
 from actors.place import gpus_given, with_threads
-from actors.process import leave, settle
+from actors.process import freeze_heap, leave
 from actors.rank import OtherRanks, node_here
 from actors.server import Role, add_servicer, start_server
 from outrider.engine.settings import EngineSettings
@@ -51,7 +51,7 @@ class Worker:
         self._leaving.callback(start_tracing())
         self._trust = trust
         self._engine, self._ready = self.start(settings)
-        settle()
+        freeze_heap()
         logger.info(
             "%s worker: %s with %d threads, %d tokens in a sequence; imports %.2f s, %s",
             self.role,

@@ -15,6 +15,7 @@ from outrider.demo.prompts import DEMO
 
 FOLDER = Path("checkpoints")
 DRAFT = DEMO / "draft"
+DEMO_PAIR = "demo"
 
 # Larger sizes of the demo target, named by their approximate number of parameters.
 INFLATED = {
@@ -68,11 +69,14 @@ DENSE_TWIN: dict[str, Any] = {
 EMBEDDED = 30.0  # standard deviation of the embeddings, so large that they alone decide the next token
 
 
-def inflated_target(name: str) -> Path:
-    """Makes the demo target inflated to a size of INFLATED, in float32, and returns its path.
+def target_path(name: str) -> Path:
+    """Returns the path of the demo target, or of a target inflated to a size of INFLATED, which it makes.
 
-    The path is absolute, because services that benchmarks start run in folders of their own.
+    The path is absolute, because services that benchmarks start run in folders of their own. Inflated targets
+    are in float32.
     """
+    if name == DEMO_PAIR:
+        return (DEMO / "target").absolute()
     path = FOLDER.absolute() / f"target-{name}"
     if not (path / "config.json").exists():
         print(f"making {path}", flush=True)

@@ -36,7 +36,7 @@ from outrider.pace.step import StepSize
 H100, H200, L4 = ACCELERATORS["H100"], ACCELERATORS["H200"], ACCELERATORS["L4"]
 PROMPT, ANSWER, CHUNK = 200, 128, 512  # tokens of the measured answers
 LONG = {"max_position_embeddings": 131072}
-MOST_ROWS = 512  # rows of the largest CUDA graph at the time of the measurement
+MAX_ROWS = 512  # rows of the largest CUDA graph at the time of the measurement
 # Host time before its optimization, when the H100 was measured; from host_time on the simulated device.
 FIRST_HOST = HostCosts(1.55e-3, 30e-6, 6e-6)
 # The measured steps do not include scheduling and delivery of tokens.
@@ -131,7 +131,7 @@ def _answers(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             continue
         costs, batch, depth = _when_measured(row), row["batch"], row["depth"]
         size = StepSize(batch, batch * (1 + depth), 0.0, batch * (PROMPT + ANSWER / 2))
-        costs = replace(costs, has_graphs=size.tokens <= MOST_ROWS)
+        costs = replace(costs, has_graphs=size.tokens <= MAX_ROWS)
         seconds = ANSWER / row["tokens / pass"] * costs.seconds(H100, size, is_early=not depth)
         seconds += _prompt_s(costs, batch * PROMPT, PROMPT, CHUNK)
         measured_ms = 1e3 * batch * ANSWER / row["tokens/s"]

@@ -39,10 +39,10 @@ SHAPES = {
 }
 UNITED = "eagle3+suffix+ngram"
 PREDICTED = "eagle3+prediction+suffix+ngram"
-LEAST_SURVIVAL = 0.2  # probability: a node's price, between its price at one stream and at eight streams
+MIN_SURVIVAL = 0.2  # probability: a node's price, between its price at one stream and at eight streams
 EDITED = 3  # tokens of an edit of a prediction
 PERIODS = (12, 24)  # tokens from one edit to the next
-MOST_SEARCHED = 64  # answers to all requests; a drafter that does not draft by then has found no layers
+MAX_SEARCHED = 64  # answers to all requests; a drafter that does not draft by then has found no layers
 SHAPE_TOKENS = 1000  # tokens of a prompt, SPEED-Bench's shortest
 
 
@@ -119,13 +119,13 @@ def search(engine: Engine, requests: Sequence[OfflineRequest], name: str, depth:
     """Decodes plainly until the drafter drafts: early exit looks for the layers that pay on text.
 
     Raises:
-        RuntimeError: it has not drafted after ``MOST_SEARCHED`` answers.
+        RuntimeError: it has not drafted after ``MAX_SEARCHED`` answers.
     """
-    for _ in range(MOST_SEARCHED):
+    for _ in range(MAX_SEARCHED):
         if any(run(engine, requests, name, depth, 0.0).reached):
             return
         run(engine, requests, name, 0, 0.0)
-    raise RuntimeError(f"{name} did not draft after {MOST_SEARCHED} answers to {len(requests)} requests")
+    raise RuntimeError(f"{name} did not draft after {MAX_SEARCHED} answers to {len(requests)} requests")
 
 
 def texts_of(
@@ -168,7 +168,7 @@ def edited(tokenizer: Tokenizer, streams: int, depth: int) -> list[dict[str, Any
             for answer in answers
         ]
         for name in (UNITED.partition("+")[0], UNITED, PREDICTED):
-            found = run(engine, asked, name, depth, LEAST_SURVIVAL, texts)
+            found = run(engine, asked, name, depth, MIN_SURVIVAL, texts)
             point = {"edited": f"{EDITED} of {period} tokens", "drafter": name}
             rows.append({**point, "tokens": found.tokens, "passes": found.passes})
     return rows
@@ -196,7 +196,7 @@ def measured(name: str, tokenizer: Tokenizer, options: Namespace) -> list[dict[s
     every = [kind for kinds in TEXTS.values() for kind in kinds]
     search(engine, texts_of(every, tokenizer, 2 * len(every), options.tokens, 0.7, 0), name, depth)
     own, indices = split_name(name)
-    least = LEAST_SURVIVAL if indices else 0.0
+    least = MIN_SURVIVAL if indices else 0.0
     for text, temperature, streams in product(options.texts, options.temperatures, options.streams):
         prompt = SHAPE_TOKENS * (text in SHAPES)
         asked = texts_of({**TEXTS, **SHAPES}[text], tokenizer, streams, options.tokens, temperature, prompt)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.checkpoints import DRAFT, INFLATED, target_path
 from bench.report import parser_of, save, table
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
@@ -87,9 +87,9 @@ def row_of(
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    target_path = inflated_target(arguments.target)
-    target, draft = (engine_of(str(path), arguments.threads) for path in (target_path, DRAFT))
-    tokenizer = Tokenizer.from_file(str(target_path / "tokenizer.json"))
+    path = target_path(arguments.target)
+    target, draft = (engine_of(str(model), arguments.threads) for model in (path, DRAFT))
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     rows: list[dict[str, Any]] = []
     for batch in arguments.batches:
         for kind in KINDS:

@@ -28,18 +28,17 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.checkpoints import DEMO_PAIR, DRAFT, INFLATED, target_path
 from bench.engine import CACHE_BYTES, engine_of, requests_of, run
 from bench.peers.transformers_generate import padded
 from bench.report import parser_of, save, table
 from bench.streams import PROMPTS, LoadClient, rate_between, request_of
-from outrider.demo.prompts import DEMO, KINDS
+from outrider.demo.prompts import KINDS
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest
 from protos import generation_pb2, generation_pb2_grpc
 from tests.support.running import Service, serving
 
-DEMO_PAIR = "demo"
 WARM_UP_S = 2.0
 ENGINE, GENERATE = "engine", "generate"
 PROXY, DIRECT, HAPROXY = "through the proxy", "at the gateway", "through HAProxy"
@@ -123,7 +122,7 @@ def _role(name: str) -> str:
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    path = DEMO / "target" if options.target == DEMO_PAIR else inflated_target(options.target)
+    path = target_path(options.target)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     settings = {"dtype": "float32", "threads": options.threads, "cache_memory": CACHE_BYTES}
     engine = engine_of(str(path), options.threads)

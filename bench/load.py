@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.checkpoints import DRAFT, INFLATED, target_path
 from bench.load_rows import Row, against_best, summary
 from bench.report import RESULTS, command, parser_of, save, table
 from bench.streams import CREATIVE, LoadClient, Slice, connected, request_of, slice_of, speculation_of
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str]) -> None:
     for target, concurrencies in of_targets.items():
         progress(f"starting the service, {target}")
         settings = {
-            "target": inflated_target(target),
+            "target": target_path(target),
             "target.dtype": "float32",
             "target.threads": options.target_threads,
             "target.cache_memory": cache_bytes(target),

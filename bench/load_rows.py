@@ -41,7 +41,7 @@ def against_best(slices: Mapping[str, Sequence[Slice]]) -> list[Row]:
     if not others or "adaptive" not in rates:
         return []
     reference = max(others, key=lambda mode: others[mode])
-    ratios = [ours / theirs for ours, theirs in zip(rates["adaptive"], rates[reference], strict=True)]
+    ratios = [adaptive / best for adaptive, best in zip(rates["adaptive"], rates[reference], strict=True)]
     low, high = interval(ratios)
     ratio = statistics.median(ratios)
     return [

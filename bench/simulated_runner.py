@@ -101,7 +101,7 @@ class SimulatedRunner:
         self._experts = experts
         self._steps = 0
         self._drafting: Sequence[Task] = ()  # tasks of the newest step, if it drafts further positions
-        self._going_on: Sequence[EngineSequence] = ()  # sequences of the newest step that need no host
+        self._continuing: Sequence[EngineSequence] = ()  # sequences of the newest step that need no host
 
     def run(
         self,
@@ -113,10 +113,15 @@ class SimulatedRunner:
         """Advances the clock by one pass. Further positions of a Draft count as steps launched early."""
         self.selected = selected
         tasks = [task for task, _ in selected]
-        sequences = [task.sequence for task in tasks if _goes_on(task)]
-        goes_on = len(sequences) == len(tasks) and sequences == self._going_on
-        self._going_on = sequences
-        is_early = launched is not None or tasks == self._drafting or goes_on
+        # Sequences whose rounds the device begins without the host.
+        sequences = [
+            task.sequence
+            for task in tasks
+            if isinstance(task, DecodeTask) and not task.is_plain and task.lease.depth > 0
+        ]
+        continues = len(sequences) == len(tasks) and sequences == self._continuing
+        self._continuing = sequences
+        is_early = launched is not None or tasks == self._drafting or continues
         self._drafting = tasks if reach.longest > 1 else ()
         self.cache.take_changes()  # discards the changes: there are no keys and values
         size = size_of([item for _, item in selected], self.settings.block_size)
@@ -143,8 +148,3 @@ class SimulatedRunner:
 
     def shut_down(self) -> None:
         """Does nothing: no process was started."""
-
-
-def _goes_on(task: Task) -> bool:
-    """Whether the device begins the task's rounds without the host."""
-    return isinstance(task, DecodeTask) and not task.is_plain and task.lease.depth > 0

@@ -20,7 +20,7 @@ import psutil  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 
 from actors.engine_client import EngineClient
-from bench.checkpoints import INFLATED, inflated_target
+from bench.checkpoints import DEMO_PAIR, INFLATED, target_path
 from bench.report import parser_of, save, table
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
@@ -31,7 +31,7 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import WorkerInfo
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import DEMO, KINDS, prompts
+from outrider.demo.prompts import KINDS, prompts
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import PaceSettings
 from tests.support.process_worker import drainable_worker
@@ -111,7 +111,7 @@ async def measured(
     options: argparse.Namespace, share: float
 ) -> tuple[list[dict[str, Any]], dict[int, list[int]]]:
     """Returns a row for stalls and a row for drained targets, and the texts."""
-    path = inflated_target(options.target) if options.target in INFLATED else (DEMO / "target").absolute()
+    path = target_path(options.target)
     settings = EngineSettings.model_validate(
         {"model": str(path), "dtype": "float32", "threads": 1, "cache_memory": 2**29}
     )
@@ -182,7 +182,7 @@ def _row(name: str, streams: SteadyStreams) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("stalls", __doc__)
-    parser.add_argument("--target", choices=[*INFLATED, "demo"], default="190M")
+    parser.add_argument("--target", choices=[*INFLATED, DEMO_PAIR], default="190M")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--seconds", type=float, default=60.0, help="time with stalls")

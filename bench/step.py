@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench.checkpoints import inflated_target, linear_weights
+from bench.checkpoints import linear_weights, target_path
 from bench.engine import CACHE_BYTES, engine_of, prompt_seconds
 from bench.report import parser_of, save, table
 from outrider.engine.loop.engine import Engine
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=20)
     options = parser.parse_args(arguments)
-    target = inflated_target("190M")
+    target = target_path("190M")
     torch.set_num_threads(options.threads)
     if options.batch_invariant is None:
         rows, facts = measure(target, options.threads, options.repetitions)

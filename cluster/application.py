@@ -103,7 +103,8 @@ def _prepared(arguments: Mapping[str, Any]) -> ServiceStart:
     """Reads and checks the inputs of the start, and starts Ray. Raises as ``app`` does."""
     show_debug_lines()
     settings = read_settings(arguments)
-    is_elsewhere = _is_in_a_task()
+    # In a task of Ray, as for a config file of Serve, and not in `serve run` itself.
+    is_elsewhere = ray.is_initialized() and ray.get_runtime_context().get_task_id() is not None
     logger.info(report_environment(is_elsewhere=is_elsewhere))
     trust, tracing, tenants = shared_trust(settings), tracing_environment(), read_tenants(settings)
     keys = [*api_keys(settings), *(key for tenant in tenants.values() for key in tenant.keys)]
@@ -181,11 +182,6 @@ def _shared_by_gateways(
     if requests.replicas != 1 and limited:
         actors.append(actor(LIMITS, AllLimits, tenants=limited))
     return actors
-
-
-def _is_in_a_task() -> bool:
-    """Whether this runs in a task of Ray, as for a config file of Serve, and not in `serve run` itself."""
-    return ray.is_initialized() and ray.get_runtime_context().get_task_id() is not None
 
 
 def _checked(settings: Settings) -> Settings:

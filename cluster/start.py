@@ -75,7 +75,9 @@ def start_serve(settings: Settings, key: str | None) -> None:
         http_options={"host": settings.addresses.http_host, "port": settings.addresses.http_port},
         grpc_options={"port": settings.addresses.grpc_port, "grpc_servicer_functions": ADD_SERVICERS},
     )
-    announce_when_ready(settings, key, _metrics_address())
+    node = next(node for node in ray.nodes() if node["Alive"])
+    metrics_address = f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
+    announce_when_ready(settings, key, metrics_address)
 
 
 def check_resources(settings: Settings) -> None:
@@ -198,12 +200,6 @@ def _check_free(setting: str, host: str, port: int | None) -> None:
                     f"{setting}={port} is taken by another program, which may be another service of Outrider:"
                     " give a free port"
                 ) from error
-
-
-def _metrics_address() -> str:
-    """Returns host:port of the exporter of this cluster's first node."""
-    node = next(node for node in ray.nodes() if node["Alive"])
-    return f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
 
 
 def _serve_is_running() -> bool:

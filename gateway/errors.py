@@ -1,5 +1,8 @@
 """Errors of requests, each with its status in HTTP and in gRPC."""
 
+from collections.abc import Callable
+from typing import Self
+
 from grpc import StatusCode
 
 DEFECT = "a defect of the gateway, whose log tells more"  # message to callers for an error of any other type
@@ -27,6 +30,10 @@ class InvalidRequestError(GatewayError):
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"
+
+    def renamed(self, own_name: Callable[[str], str]) -> Self:
+        """Returns the error of an API that has another name for the field."""
+        return type(self)(own_name(self.field), self.message)
 
 
 class TooLongError(InvalidRequestError):

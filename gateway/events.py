@@ -237,7 +237,7 @@ class SecondEnded:
 
     reason: str  # MoveReason
     seconds: float  # time for which both targets had the sequence
-    goes_on: bool  # whether the sequence continues at the second target
+    takes_over: bool  # whether the sequence continues at the second target
 
 
 class SequenceFailed(WithReason):

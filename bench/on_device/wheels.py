@@ -19,7 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-MOST_BYTES = 45 * 2**20  # limit of an archive: 64 MiB are copied in all, 19 MB of them for the repository
+MAX_BYTES = 45 * 2**20  # limit of an archive: 64 MiB are copied in all, 19 MB of them for the repository
 ENGINE = (
     "grpcio",
     "llguidance",
@@ -63,8 +63,8 @@ def main(arguments: list[str]) -> None:
             pack(sorted(Path(folder).glob("*.whl")), path)
         size = path.stat().st_size
         print(f"{path}: {size / 2**20:.1f} MiB, {len(packages)} packages", flush=True)
-        if size > MOST_BYTES:
-            sys.exit(f"{path} has more than {MOST_BYTES / 2**20:.0f} MiB: leave out more of it")
+        if size > MAX_BYTES:
+            sys.exit(f"{path} has more than {MAX_BYTES / 2**20:.0f} MiB: leave out more of it")
 
 
 def closure(names: Iterable[str], python: str) -> set[str]:

@@ -25,15 +25,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.checkpoints import DEMO_PAIR, DRAFT, INFLATED, target_path
 from bench.peers.answering import PeerTask
 from bench.peers.environments import OPENVINO, VLLM, Environment, python_of
 from bench.report import RESULTS, command, machine, parser_of, save, table
-from outrider.demo.prompts import DEMO, KINDS, prompts
+from outrider.demo.prompts import KINDS, prompts
 from tests.support.running import end_with_this_process
 
 NAME = "peers"
-DEMO_PAIR = "demo"
 PLAIN, DRAFTED, PACE = "plain", "drafts", "pace"
 SEEDED, TEMPERATURE = 12, 0.8
 PROMPTS = 32
@@ -68,9 +67,9 @@ def tokens_of_prompts(tokenizer: Path) -> list[list[int]]:
 
 
 def task_of(options: argparse.Namespace, pair: str, mode: str, result: Path) -> PeerTask:
-    target = DEMO / "target" if pair == DEMO_PAIR else inflated_target(pair)
+    target = target_path(pair)
     return PeerTask(
-        target=str(target.absolute()),
+        target=str(target),
         draft=None if mode == PLAIN else str(DRAFT.absolute()),
         depth=None if mode == PACE else options.depth,
         threads=options.threads,

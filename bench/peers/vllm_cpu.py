@@ -8,7 +8,7 @@ from bench.peers.answering import Answers, answer_task, read_task
 
 CACHE_GB = "1"
 LONGEST = 1024  # tokens of a sequence
-MOST_SEQUENCES = 64
+MAX_SEQUENCES = 64
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
         model=task.target,
         dtype="float32",
         max_model_len=LONGEST,
-        max_num_seqs=MOST_SEQUENCES,
+        max_num_seqs=MAX_SEQUENCES,
         enable_prefix_caching=False,
         disable_log_stats=False,
         speculative_config=None if task.draft is None else speculation,

@@ -71,7 +71,7 @@ def _beside_peers() -> Iterator[Row]:
 def _to_peer(name: str, peer: str, pair: str, mode: str, streams: tuple[int, ...]) -> list[float]:
     """Returns the ratios of our tokens per second to a peer's in the same mode, by the number of streams."""
     rows = [(_peer_row(name, pair, mode, count), _peer_row(peer, pair, mode, count)) for count in streams]
-    return [ours["tokens/s"] / theirs["tokens/s"] for ours, theirs in rows]
+    return [own["tokens/s"] / other["tokens/s"] for own, other in rows]
 
 
 def _peer_row(peer: str, pair: str, mode: str, streams: int) -> Row:

@@ -14,7 +14,7 @@ from gateway.settings import SPARE_REQUESTS
 SERVICES = ("", "outrider.v1.Generation")  # names that may be asked about; empty: the whole server
 LOOK_EVERY_S = 0.2  # seconds between two checks for a change
 # Watches need no API key, so they must leave some of the spare requests to Check and /health.
-MOST_WATCHES = SPARE_REQUESTS // 2
+MAX_WATCHES = SPARE_REQUESTS // 2
 RETRY_AFTER_S = 1.0  # seconds after which a client may open a Watch again if there are too many
 # A replica that Serve replaces waits for its calls to end, but does not know that it is being replaced. So a
 # Watch ends after this time, and its client opens another Watch.
@@ -42,10 +42,10 @@ class HealthMethods:
         """Yields the status now and after each change. Ends after WATCH_S, or when the gateway leaves.
 
         Raises:
-            OverloadedError: MOST_WATCHES are open at this gateway.
+            OverloadedError: MAX_WATCHES are open at this gateway.
         """
-        if self._watches >= MOST_WATCHES:
-            error = OverloadedError(f"{MOST_WATCHES} calls of Watch are open already", RETRY_AFTER_S)
+        if self._watches >= MAX_WATCHES:
+            error = OverloadedError(f"{MAX_WATCHES} calls of Watch are open already", RETRY_AFTER_S)
             grpc_context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             grpc_context.set_details(str(error))
             raise error

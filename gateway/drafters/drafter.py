@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 
 from gateway.proposal import Proposal
+from gateway.sequence import GatewaySequence
+from outrider.drafters.past_answers import PastAnswers
 
 
 class SequenceDrafter(ABC):
@@ -22,3 +24,18 @@ class SequenceDrafter(ABC):
 
     def close(self) -> None:  # noqa: B027  most hold nothing
         """Frees what the drafter holds for the sequence."""
+
+
+class AnswerKeeper(SequenceDrafter):
+    """Base of drafters that may keep the answer, so that later Drafts can use it."""
+
+    def __init__(self, sequence: GatewaySequence, past: PastAnswers | None = None) -> None:
+        """past: store to which the answer is added at the end; None: the answer is not kept."""
+        self._sequence = sequence
+        self._past = past
+
+    def close(self) -> None:
+        """Adds the answer to the store of past answers, once."""
+        past, self._past = self._past, None
+        if past is not None:
+            past.add(self._sequence.scope, self._sequence.generated)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.drafters.drafter import SequenceDrafter
+from gateway.drafters.drafter import AnswerKeeper
 from gateway.proposal import Proposal
 from gateway.sequence import GatewaySequence
 from outrider.drafters.index import Index, as_drawn
@@ -11,14 +11,12 @@ from outrider.drafters.past_answers import PastAnswers
 NOTED_AT_A_TIME = 512  # tokens; they take about a millisecond of the event loop
 
 
-class GatewayDrafter(SequenceDrafter):
+class GatewayDrafter(AnswerKeeper):
     """Drafts chains from an index, whatever number of alternatives is requested."""
 
     def __init__(self, index: Index, sequence: GatewaySequence, past: PastAnswers | None = None) -> None:
-        """past: store to which the answer is added at the end; None: the answer is not kept."""
+        super().__init__(sequence, past)
         self._index = index
-        self._sequence = sequence
-        self._past = past
 
     async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
         """Looks up a Draft. A long prompt enters the index in parts, so that other tasks run in between."""
@@ -29,9 +27,3 @@ class GatewayDrafter(SequenceDrafter):
             self._index.append(new[begin : begin + NOTED_AT_A_TIME])
         draft = as_drawn(self._index.propose(depth), self._sequence.sampling.verification)
         return Proposal(draft, len(self._index))
-
-    def close(self) -> None:
-        """Adds the answer to the store of past answers, once."""
-        past, self._past = self._past, None
-        if past is not None:
-            past.add(self._sequence.scope, self._sequence.generated)

@@ -1,30 +1,18 @@
 """Target drafters: their Drafts come with the target's verdicts."""
 
-from gateway.drafters.drafter import SequenceDrafter
+from gateway.drafters.drafter import AnswerKeeper
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.sequence import GatewaySequence, VerdictDraft
-from outrider.drafters.past_answers import PastAnswers
 from outrider.drafters.registry import split_name
 
 
-class VerdictDrafter(SequenceDrafter):
+class VerdictDrafter(AnswerKeeper):
     """Returns the Draft of the newest Verdict. The turn before has requested it, so there is no wait."""
-
-    def __init__(self, sequence: GatewaySequence, past: PastAnswers | None = None) -> None:
-        """past: store to which the answer is added at the end; None: the answer is not kept."""
-        self._sequence = sequence
-        self._past = past
 
     async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
         """Returns the Draft; it is empty if the newest Verdict brought none."""
         came, self._sequence.draft = self._sequence.draft, None
         return NO_PROPOSAL if came is None or depth == 0 else from_verdict(came, self._sequence, depth)
-
-    def close(self) -> None:
-        """Adds the answer to the store of past answers, once."""
-        past, self._past = self._past, None
-        if past is not None:
-            past.add(self._sequence.scope, self._sequence.generated)
 
 
 def from_verdict(came: VerdictDraft, sequence: GatewaySequence, depth: int) -> Proposal:

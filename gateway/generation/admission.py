@@ -14,7 +14,7 @@ from outrider.learning.mean import Mean
 STOPPING = "the service is being stopped: ask again later, with the seed"
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 DURATION_MEMORY = 10.0  # requests; memory of the moving average of durations
-LEAST_TURN = 256  # tokens that a request must get after it was parked, before it may be parked again
+MIN_TURN = 256  # tokens that a request must get after it was parked, before it may be parked again
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -34,7 +34,7 @@ class Permit(Waiting):
     @property
     def may_be_parked(self) -> bool:
         """Whether an interactive request may take this permit."""
-        is_due = self.turn_tokens >= LEAST_TURN or not self.was_parked
+        is_due = self.turn_tokens >= MIN_TURN or not self.was_parked
         return self.parking is not None and self.claim.priority == "batch" and is_due
 
 

@@ -6,14 +6,12 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
 from types import MappingProxyType
 from typing import Any
 
 from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
 
-from gateway.adapter import Adapter
 from gateway.auditor import Auditor
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.generation.adapters import ServedAdapters
@@ -27,6 +25,7 @@ from gateway.generation.prompts import Prompts
 from gateway.generation.readiness import Readiness
 from gateway.generation.request import AnswerUsage, Chunk, Prepared, Request
 from gateway.generation.sampling_defaults import with_defaults
+from gateway.generation.sequences import sequences_of
 from gateway.generation.text import AnswerText
 from gateway.generation.tokenization import LONG_LIST, Tokenization
 from gateway.generation.totals import Totals
@@ -40,13 +39,11 @@ from gateway.roster import BY_TASK
 from gateway.routing.paces import Paces
 from gateway.routing.rollout import Rollout
 from gateway.routing.router import TaskRule
-from gateway.sequence import GatewaySequence
 from gateway.settings import PREPARED_AT_ONCE, GatewaySettings, LiveSettings
 from gateway.tenants.tenants import Tenants
 from gateway.traffic_recorder import TrafficRecorder
 from gateway.workers.adapter_store import AdapterStore
 from gateway.workers.fleet import Fleet
-from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
 from outrider.pace.settings import PaceSettings
 
@@ -178,7 +175,7 @@ class Generation:
         )
         task = _task(request.task, adapter.name)
         scope = Scope(caller, task)
-        make = partial(_sequences, request, prompts, sampling, scope, adapter, predictions)
+        make = partial(sequences_of, request, prompts, sampling, scope, adapter, predictions)
         prompt_tokens, answers = sum(map(len, prompts)), request.n * len(prompts)
         claim = self.tenants.of(caller).claim(
             request.priority,
@@ -376,27 +373,3 @@ class Generation:
 def _task(task: str | None, adapter: str) -> str | None:
     """Returns the label under which acceptance is counted, with the adapter: acceptance depends on it."""
     return "/".join(filter(None, (adapter, task))) or None
-
-
-def _sequences(
-    request: Request,
-    prompts: Iterable[tuple[int, ...]],
-    sampling: Sampling,
-    scope: Scope,
-    adapter: Adapter,
-    predictions: Iterable[tuple[int, ...]],
-) -> tuple[GatewaySequence, ...]:
-    """Returns a sequence per answer. Its noise key does not depend on other prompts of the request."""
-    return tuple(
-        GatewaySequence(
-            prompt,
-            sampling,
-            sampling.noise_key(choice, prompt),
-            scope=scope,
-            is_scored=request.scores_prompts,
-            generates=request.generates,
-            adapter=adapter,
-            prediction=prediction,
-        )
-        for (prompt, choice), prediction in zip(product(prompts, range(request.n)), predictions, strict=True)
-    )

@@ -46,7 +46,7 @@ class Timing:
             self.first_token_s = time.monotonic() - self.arrived
         self.tokens += tokens
 
-    def settle(self, prepared: Prepared) -> None:
+    def note_ends(self, prepared: Prepared) -> None:
         """Records what is known of the request's sequences once it has ended."""
         self.prompt_tokens, self.cached_tokens = prepared.prompt_tokens, prepared.cached_tokens
         unfinished = "abort" if self.error == CANCELLED else "error"
@@ -104,7 +104,7 @@ class Totals:
             raise
         finally:
             timing.end()
-            timing.settle(prepared)
+            timing.note_ends(prepared)
             self.answered.append(timing)
 
     @contextmanager

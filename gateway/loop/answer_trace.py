@@ -123,7 +123,7 @@ class AnswerTrace(NoTrace):
                 self._add_event("reopening", event.detail)
             case SecondOpened():
                 self._add_event("second target", event.reason)
-            case SecondEnded() if event.goes_on:
+            case SecondEnded() if event.takes_over:
                 self._add_event("moved", event.reason)
 
     def _enter(self, name: str, started: Span | None, reason: str) -> None:

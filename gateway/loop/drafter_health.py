@@ -32,7 +32,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MANY_EMPTY = 4  # consecutive Drafts without a token that end rounds
 SILENCE = Backoff(16, 1024)  # tokens of plain decoding before a silent drafter is asked again
-MOST_LOSSES = 3  # draft workers lost in a row without a Draft: the sequence may be the cause
+MAX_DRAFT_LOSSES = 3  # draft workers lost in a row without a Draft: the sequence may be the cause
 RECOVERY = Backoff(0.25, 30.0)  # seconds before an attempt to recover, from the second attempt in a row on
 
 
@@ -132,12 +132,12 @@ class DrafterHealth:
         """Waits until the drafter has processed the committed tokens, however long that takes.
 
         The first attempt starts at once. Later attempts follow after growing pauses, with another drafter if
-        possible. After MOST_LOSSES this never returns, since the sequence may be the cause of the losses.
+        possible. After MAX_DRAFT_LOSSES this never returns, since the sequence may be the cause.
         """
         await self.stop_taking_in()
         while True:
             match self._state:
-                case DraftsLost(losses=losses) if losses >= MOST_LOSSES:
+                case DraftsLost(losses=losses) if losses >= MAX_DRAFT_LOSSES:
                     logger.error("%d draft workers were lost with a sequence: it goes on without", losses)
                     await wait_forever()
                 case DraftsLate(retry_at=retry_at) | DraftsLost(retry_at=retry_at):

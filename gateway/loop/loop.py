@@ -32,7 +32,7 @@ from gateway.loop.phases import Parts, PlainPhase, PromptPhase, RoundPhase, Sequ
 from gateway.loop.second_targets import SecondTargets
 from gateway.loop.stats import Stats
 from gateway.loop.target_turns import Committed, TargetTurns
-from gateway.loop.watched_target import MovedError, Second, WatchedTarget
+from gateway.loop.watched_target import MovedError, SecondTarget, WatchedTarget
 from gateway.proposal import NO_PROPOSAL
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
@@ -100,7 +100,7 @@ class SequenceLoop:
             GenerationFailedError: a target's engine cannot continue it, or max_losses targets were lost.
         """
         failures = losses = 0  # consecutive: failed attempts, and lost targets that had the sequence
-        second: Second | None = None  # second target, at which the sequence is already open
+        second: SecondTarget | None = None  # second target, at which the sequence is already open
         self._sequence.round += 1
         try:
             while self._sequence.finish_reason is None:
@@ -110,7 +110,7 @@ class SequenceLoop:
                         self._parking.at(stream),
                         closing(self._watched(stream)) as watched,
                     ):
-                        is_answered, second = second is not None and self._goes_on_at(second), None
+                        is_answered, second = second is not None and self._take_over(second), None
                         async with aclosing(self._phases(stream, watched, is_answered=is_answered)) as steps:
                             async for step in steps:
                                 failures = losses = 0
@@ -155,7 +155,7 @@ class SequenceLoop:
             raise DeadlineError(f"no target before the request's deadline: {lost}")
         await asyncio.sleep(pause_s)
 
-    def _opened(self, second: Second | None, *, is_isolated: bool) -> TargetStream:
+    def _opened(self, second: SecondTarget | None, *, is_isolated: bool) -> TargetStream:
         if second is not None:
             return second.stream
         return self._fleet.open_target(self._sequence, is_isolated=is_isolated)
@@ -163,7 +163,7 @@ class SequenceLoop:
     def _watched(self, stream: TargetStream) -> WatchedTarget:
         return WatchedTarget(stream, self._sequence, self._fleet, self._second_targets, self._events)
 
-    def _goes_on_at(self, second: Second) -> bool:
+    def _take_over(self, second: SecondTarget) -> bool:
         """Begins the round in which the second target continues; returns whether it is answered already."""
         self._sequence.round = second.next_round(self._sequence)
         self._sequence.served_by.append(second.stream.address)

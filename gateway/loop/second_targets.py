@@ -22,16 +22,16 @@ from protos import rounds_pb2
 # Chosen, not measured.
 TIMELY = 0.99  # quantile of a target's reply times: p99
 LATER = 1.5  # multiple of the p99 reply time; a slower reply is late
-LEAST_PATIENCE_S = 0.05  # seconds; a shorter stall is over before a second target has prefilled the text
+MIN_PATIENCE_S = 0.05  # seconds; a shorter stall is over before a second target has prefilled the text
 REMEMBERED = 512  # newest replies of a target that the p99 is computed from
 RENEWED_AFTER = 32  # replies after which the p99 is computed anew
 START_S = 1.0  # seconds; budget of a new gateway
-MOST_S = 30.0  # seconds; largest budget that a gateway may save up
+MAX_BUDGET_S = 30.0  # seconds; largest budget that a gateway may save up
 DEBT_S = 10.0  # seconds by which long stalls may overdraw the budget
 LONG = 5.0  # multiple of the patience; a longer wait is a long stall
 USUAL_S = 0.1  # seconds; prior for the time of a second target's answer, and for its work
 MEMORY = 8.0  # second targets; memory of the exponential moving averages
-LEAST_LEFT = 32  # tokens; a sequence that is nearly finished is not moved
+MIN_LEFT = 32  # tokens; a sequence that is nearly finished is not moved
 HALF_FREE = 0.5  # least free share of a target's KV cache, for it to take sequences of a full target
 
 
@@ -57,13 +57,13 @@ class SecondTargets:
         self._tails[link.worker.address].observe(waited_s)
         step = reply.timings.last_step
         worked_s = step.ns / 1e9 / max(step.sequences, 1)
-        self._saved_s = min(self._saved_s + self._share * worked_s, MOST_S)
+        self._saved_s = min(self._saved_s + self._share * worked_s, MAX_BUDGET_S)
 
     def patience_s(self, link: Link) -> float:
         """Returns the seconds after which a reply of the target is late; infinite if unknown."""
         if not self._share or (tail := self._tails[link.worker.address].value) is None:
             return math.inf
-        return max(LATER * tail, LEAST_PATIENCE_S, self._answer_s.value)
+        return max(LATER * tail, MIN_PATIENCE_S, self._answer_s.value)
 
     def choose(
         self, sequence: GatewaySequence, first: Link, reason: MoveReason, waited_s: float = 0.0
@@ -83,7 +83,7 @@ class SecondTargets:
         """Returns why the sequence should move to another target; None: it should stay."""
         if first.is_leaving:
             return MoveReason.DRAINED
-        if sequence.limit - len(sequence) < LEAST_LEFT or not self._may_spend:
+        if sequence.limit - len(sequence) < MIN_LEFT or not self._may_spend:
             return None
         found = self._fleet.second_targets(sequence, first)
         if not found:

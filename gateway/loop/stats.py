@@ -107,7 +107,7 @@ class Stats:
             case SecondOpened():
                 self.hedges += event.reason == MoveReason.LATE
             case SecondEnded():
-                self.moves += event.goes_on
+                self.moves += event.takes_over
                 self.second_s += event.seconds
             case SequenceFailed():
                 self.failures[event.reason] += 1

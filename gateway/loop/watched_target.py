@@ -22,13 +22,13 @@ SETTLED = 32  # replies of a target between two checks of its load against other
 class MovedError(Exception):
     """Raised when the sequence continues at its second target."""
 
-    def __init__(self, second: "Second") -> None:
+    def __init__(self, second: "SecondTarget") -> None:
         super().__init__(second.reason)
         self.second = second
 
 
 @dataclass(frozen=True)
-class Second:
+class SecondTarget:
     """Second target of a sequence. It prefills the text, and answers with the next token."""
 
     stream: TargetStream
@@ -69,7 +69,7 @@ class WatchedTarget:
         self._second_targets = second_targets
         self._events = events
         self._replies = 0
-        self._second: Second | None = None
+        self._second: SecondTarget | None = None
 
     async def receive(
         self, round_number: int, timeout_s: float, plain_round: int | None = None
@@ -103,7 +103,7 @@ class WatchedTarget:
     def close(self) -> None:
         """Closes a second target that has not taken the sequence over."""
         if self._second is not None:
-            self._end_second(goes_on=False).stream.close()
+            self._end_second(takes_over=False).stream.close()
 
     def _received(self, reply: rounds_pb2.TargetReply, waited_s: float) -> None:
         self._replies += 1
@@ -134,7 +134,7 @@ class WatchedTarget:
         if link is None:
             return
         stream = self._fleet.open_second(sequence, link)
-        second = Second(stream, sequence.round + 1, len(sequence), reason, now)
+        second = SecondTarget(stream, sequence.round + 1, len(sequence), reason, now)
         # A second target replaces a late target at once. In a move, it takes over after one token.
         lease = longest_lease(sequence) if reason is MoveReason.LATE else Lease(until=len(sequence) + 1)
         decode = rounds_pb2.Decode(turn=stream.turn(second.round), lease=lease_to_message(lease))
@@ -147,7 +147,7 @@ class WatchedTarget:
         self._second_targets.began()
         self._events.emit(SecondOpened(reason))
 
-    def _end_second(self, *, goes_on: bool) -> Second:
+    def _end_second(self, *, takes_over: bool) -> SecondTarget:
         second, self._second = self._second, None
         assert second is not None
         seconds = asyncio.get_running_loop().time() - second.opened_at
@@ -157,7 +157,7 @@ class WatchedTarget:
         else:
             is_late = second.reason is MoveReason.LATE  # the answer to a move may have waited for the client
             self._second_targets.ended(answer.timings.step_ns / 1e9, seconds if is_late else None)
-        self._events.emit(SecondEnded(second.reason, seconds, goes_on))
+        self._events.emit(SecondEnded(second.reason, seconds, takes_over))
         return second
 
     async def _receive_from_either(
@@ -177,13 +177,13 @@ class WatchedTarget:
             # continues.
             if self._second is None or isinstance(lost, SequenceLostError | ParkedError):
                 raise
-            raise MovedError(self._end_second(goes_on=True)) from lost
+            raise MovedError(self._end_second(takes_over=True)) from lost
         finally:
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
 
     async def _wait_for_either(
-        self, first: "asyncio.Future[rounds_pb2.TargetReply | None]", second: Second
+        self, first: "asyncio.Future[rounds_pb2.TargetReply | None]", second: SecondTarget
     ) -> None:
         """Waits until the first target answers, or the second target is lost.
 
@@ -196,7 +196,7 @@ class WatchedTarget:
             if first.done():
                 return
             if other.result():
-                raise MovedError(self._end_second(goes_on=True))
+                raise MovedError(self._end_second(takes_over=True))
             self.close()
         finally:
             other.cancel()

@@ -51,9 +51,9 @@ class Allowance:
         Raises:
             LimitReachedError: a limit is reached; the request is charged to no limit.
         """
-        self.hear(gateway, under_way - 1)
+        self.set_under_way(gateway, under_way - 1)
         self._check(tokens)
-        self.hear(gateway, under_way)
+        self.set_under_way(gateway, under_way)
         if self.requests is not None:
             self.requests.give(1)
         if self.tokens is not None:
@@ -64,11 +64,11 @@ class Allowance:
 
         under_way: requests of the tenant at this gateway, without this request.
         """
-        self.hear(gateway, under_way)
+        self.set_under_way(gateway, under_way)
         if self.tokens is not None:
             self.tokens.give(tokens)
 
-    def hear(self, gateway: str, under_way: int) -> None:
+    def set_under_way(self, gateway: str, under_way: int) -> None:
         """Records how many requests a gateway has under way."""
         self._under_way[gateway] = under_way
 
@@ -84,7 +84,7 @@ class Allowance:
 
     def use(self, levels: Levels) -> None:
         """Applies the state of the allowance that all gateways share."""
-        self.hear(ELSEWHERE, levels.elsewhere)
+        self.set_under_way(ELSEWHERE, levels.elsewhere)
         if self.requests is not None:
             self.requests.level = levels.requests
         if self.tokens is not None:

@@ -12,7 +12,7 @@ from gateway.settings import TenantSettings
 from gateway.tenants.allowance import Allowance, Levels
 
 LIMITS = "limits"  # name of the actor that Serve keeps for the deployment of the gateway
-BEAT_S = 1.0  # seconds between two heartbeats of a gateway
+HEARTBEAT_S = 1.0  # seconds between two heartbeats of a gateway
 SILENT_S = 5.0  # seconds (five heartbeats) without a message, after which a gateway counts as lost
 ANSWER_S = 0.5  # seconds; timeout of a call, which a live actor answers within milliseconds
 AWAY_S = 5.0  # seconds for which an actor that does not answer is not asked again
@@ -29,13 +29,13 @@ class AllLimits:
         """clock: returns seconds."""
         self._allowances = {name: Allowance(name, own, clock) for name, own in tenants.items()}
         self._clock = clock
-        self._heard: dict[str, float] = {}  # time of the last message by gateway
+        self._last_seen: dict[str, float] = {}  # time of the last message by gateway
 
     async def take(
         self, gateway: str, tenant: str, tokens: float, under_way: int
     ) -> tuple[LimitReachedError | None, Levels]:
         """Charges a request as ``Allowance.take`` does. Returns the refusal, or None, and the new state."""
-        self._hear(gateway)
+        self._note_alive(gateway)
         allowance = self._allowances[tenant]
         refusal: LimitReachedError | None = None
         try:
@@ -46,20 +46,20 @@ class AllLimits:
 
     async def settle(self, gateway: str, tenant: str, tokens: float, under_way: int) -> None:
         """Charges used tokens as ``Allowance.settle`` does."""
-        self._hear(gateway)
+        self._note_alive(gateway)
         self._allowances[tenant].settle(gateway, tokens, under_way)
 
-    async def beat(self, gateway: str, under_way: Mapping[str, int]) -> None:
+    async def heartbeat(self, gateway: str, under_way: Mapping[str, int]) -> None:
         """Receives a gateway's heartbeat. under_way: its requests under way by tenant."""
-        self._hear(gateway)
+        self._note_alive(gateway)
         for tenant, count in under_way.items():
-            self._allowances[tenant].hear(gateway, count)
+            self._allowances[tenant].set_under_way(gateway, count)
 
-    def _hear(self, gateway: str) -> None:
+    def _note_alive(self, gateway: str) -> None:
         now = self._clock()
-        self._heard[gateway] = now
-        for lost in [name for name, heard in self._heard.items() if now - heard > SILENT_S]:
-            del self._heard[lost]
+        self._last_seen[gateway] = now
+        for lost in [name for name, seen in self._last_seen.items() if now - seen > SILENT_S]:
+            del self._last_seen[lost]
             for allowance in self._allowances.values():
                 allowance.forget(lost)
 
@@ -74,15 +74,15 @@ class SharedLimits:
         self._away_until = 0.0  # the event loop's time
         self._gateway = uuid.uuid4().hex
         self._under_way: dict[str, int] = {}  # requests by tenant
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeats: asyncio.Task[None] | None = None
 
     async def take(
         self, tenant: str, tokens: float, under_way: int
     ) -> tuple[LimitReachedError | None, Levels] | None:
         """Returns what ``AllLimits.take`` does; None if the actor is lost, until Serve has replaced it."""
         loop = asyncio.get_running_loop()
-        if self._beating is None:
-            self._beating = loop.create_task(self._beat_always())
+        if self._heartbeats is None:
+            self._heartbeats = loop.create_task(self._send_heartbeats())
         if (asked := self._send("take", tenant, tokens, under_way)) is None:
             return None
         from ray.exceptions import RayError
@@ -101,14 +101,14 @@ class SharedLimits:
 
     def close(self) -> None:
         """Ends the heartbeats of this gateway."""
-        if self._beating is not None:
-            self._beating.cancel()
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
 
-    async def _beat_always(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             if (actor := self._found()) is not None:
-                actor.beat.remote(self._gateway, {**self._under_way})
+                actor.heartbeat.remote(self._gateway, {**self._under_way})
 
     def _send(self, method: str, tenant: str, tokens: float, under_way: int) -> Any:
         """Calls a method of the actor. Returns an awaitable answer; None if the actor is lost."""

@@ -10,7 +10,6 @@ from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.sequence import GatewaySequence
 from gateway.workers.prefixes import Prefixes
 from gateway.workers.streams import Link, Role, WorkerInfo, WorkerStream
-from outrider.decoding.settings import Sampling
 from protos import rounds_pb2
 from protos.trust import Trust
 
@@ -162,7 +161,9 @@ class Fleet:
         is_isolated: a worker was lost with the sequence, which may be the cause.
         """
         link = self._choose(draft, sequence)
-        sampling = _as_drafted(sequence.sampling, range(self.vocab_size(), link.worker.vocab_size))
+        # The target lacks these tokens: a draft's embeddings may be padded further than the target's.
+        banned = (*sequence.sampling.bad_token_ids, *range(self.vocab_size(), link.worker.vocab_size))
+        sampling = sequence.sampling.model_copy(update={"logprobs": None, "bad_token_ids": banned})
         return DraftStream(link, rounds_pb2.DraftWorkerRequest, sequence, sampling, is_isolated=is_isolated)
 
     def vocab_size(self) -> int:
@@ -211,12 +212,3 @@ def _target_stream(link: Link, sequence: GatewaySequence, *, is_isolated: bool =
         is_isolated=is_isolated,
         adapter=sequence.adapter,
     )
-
-
-def _as_drafted(sampling: Sampling, only_drafts: range) -> Sampling:
-    """Returns the settings for a draft: no log-probabilities, and no token that the target lacks.
-
-    only_drafts: token ids that only the draft has: its embeddings may be padded further than the target's.
-    """
-    banned = (*sampling.bad_token_ids, *only_drafts)
-    return sampling.model_copy(update={"logprobs": None, "bad_token_ids": banned})

@@ -39,7 +39,11 @@ def special_tokens(source: str) -> dict[str, str]:
     extra = config.get("extra_special_tokens")
     named = {**read_json(source, "special_tokens_map.json"), **(extra if isinstance(extra, dict) else {})}
     named |= {name: token for name, token in config.items() if token is not None}
-    texts = {name: _content(token) for name, token in named.items() if name.endswith("_token")}
+    texts = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name, token in named.items()
+        if name.endswith("_token")
+    }
     return {name: text for name, text in texts.items() if isinstance(text, str) and text}
 
 
@@ -56,7 +60,3 @@ def end_of_text(source: str) -> int | None:
         ids = vocabulary if isinstance(vocabulary, dict) else {}
         ids = {**ids, **{token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}}
     return ids.get(text)
-
-
-def _content(token: Any) -> Any:
-    return token.get("content") if isinstance(token, dict) else token

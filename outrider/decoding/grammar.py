@@ -41,7 +41,7 @@ class GrammarError(ValueError):
     """A grammar cannot be compiled, exceeds a limit, or contradicts the committed tokens."""
 
 
-def token_table(tokenizer: str, vocab_size: int, end_token_ids: Iterable[int] = ()) -> LLTokenizer:
+def token_table(tokenizer: str, vocab_size: int, end_token_ids: Iterable[int]) -> LLTokenizer:
     """Returns a vocabulary for grammars. This takes two seconds for 131k tokens, and holds the GIL.
 
     Args:

@@ -107,17 +107,17 @@ class _Program:
     """Process of the program, and its control socket: the process exits when the socket closes."""
 
     def __init__(self, vocabulary: SandboxVocabulary) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, _file(pickle.dumps(vocabulary)) as file:
+        self._control, program_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with program_end, _file(pickle.dumps(vocabulary)) as file:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
                     f"{__package__}.grammar_sandbox_main",
-                    str(theirs.fileno()),
+                    str(program_end.fileno()),
                     str(file),
                 ],
-                pass_fds=[theirs.fileno(), file],
+                pass_fds=[program_end.fileno(), file],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)])},
             )
         self.end = weakref.finalize(self, _end, self._control, self._process)
@@ -128,13 +128,13 @@ class _Program:
 
     def ask(self, grammar: str, processor_s: int) -> bytes:
         """Sends a grammar and returns the answer, empty if the process is lost. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, _file(grammar.encode()) as file:
-                socket.send_fds(self._control, [str(processor_s).encode()], [theirs.fileno(), file])
-            ours.settimeout(LONGEST_WAIT_S)
+        own_end, program_end = socket.socketpair()
+        with own_end:
+            with program_end, _file(grammar.encode()) as file:
+                socket.send_fds(self._control, [str(processor_s).encode()], [program_end.fileno(), file])
+            own_end.settimeout(LONGEST_WAIT_S)
             answer = bytearray()
-            while part := ours.recv(2**12):
+            while part := own_end.recv(2**12):
                 answer += part
             return bytes(answer)
 

@@ -99,7 +99,8 @@ def _of_all(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Bes
     looked_at = _FIRST_BLOCKS
     while True:
         largest, blocks = maxima.topk(min(looked_at + 1, num_blocks), dim=1)
-        candidates = _tokens_of(blocks[:, :looked_at].sort(dim=1).values)
+        firsts = blocks[:, :looked_at].sort(dim=1).values * _BLOCK  # first tokens of the blocks
+        candidates = (firsts[:, :, None] + torch.arange(_BLOCK, device=blocks.device)).flatten(1)
         inside = candidates.clamp(max=vocab_size - 1)
         at = torch.arange(num_rows, device=processed.device)[:, None].expand_as(inside)
         exact = gumbel_at(keys, positions, at.flatten(), inside.flatten()).view_as(inside)
@@ -108,11 +109,6 @@ def _of_all(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Bes
         if looked_at >= num_blocks or bool((values[:, -1] > largest[:, -1]).all()):
             return candidates.gather(1, picks), values
         looked_at *= _MORE_BLOCKS
-
-
-def _tokens_of(blocks: Tensor) -> Tensor:
-    """Returns the tokens of blocks: int64 [num_rows, num_blocks * _BLOCK]."""
-    return (blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=blocks.device)).flatten(1)
 
 
 def _support(processed: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,13 +51,16 @@ def ban_all_but_allowed(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
 
 
 def ban_bad(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
-    at, _ = _entries(logits, [row.lists.bad for row in rows])
-    logits[at] = logits.new_full((), BANNED)  # a Python number would be copied from the host, which blocks
+    _ban(logits, [row.lists.bad for row in rows])
 
 
 def ban_ends(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Bans the tokens that end the generation."""
-    at, _ = _entries(logits, [row.lists.ends for row in rows])
+    _ban(logits, [row.lists.ends for row in rows])
+
+
+def _ban(logits: Tensor, tokens: Sequence[TokenIds]) -> None:
+    at, _ = _entries(logits, tokens)
     logits[at] = logits.new_full((), BANNED)  # a Python number would be copied from the host, which blocks
 
 

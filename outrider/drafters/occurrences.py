@@ -11,7 +11,7 @@ from typing import NamedTuple
 SIZES = (8, 4, 2, 1)  # tokens of the n-grams by which occurrences are found
 LONGEST_MATCH = 24  # most tokens of a context that are compared
 MOST = 32  # newest occurrences of an n-gram that are compared
-LEAST_PROBABILITY = 0.1  # least probability, of a token and all before it, at which the token is guessed
+MIN_PROBABILITY = 0.1  # least probability, of a token and all before it, at which the token is guessed
 END = -1  # stands in place of a token at the end of a text
 NONE = -1
 
@@ -157,7 +157,7 @@ class Occurrences:
                 break
             token, count = max(counts.items(), key=lambda item: item[1])  # ties go to the newest token
             probability *= count / len(places)
-            if probability < LEAST_PROBABILITY:
+            if probability < MIN_PROBABILITY:
                 break
             tokens.append(token)
             probabilities.append(probability)

@@ -24,9 +24,9 @@ from outrider.drafters.occurrences import END, Continuation
 from outrider.learning.mean import Rate
 
 DEEPEST = 16  # tokens; largest depth of an index's guesses
-MOST_DOUBLINGS = 4  # doublings of matched tokens that are distinguished: 8 and more are one class
-MOST_CERTAIN = 4  # logit from which promises are one class: a probability of 0.98
-MOST_NODES = 31  # nodes; with the last token 32, the most per sequence in captured CUDA graphs
+MAX_DOUBLINGS = 4  # doublings of matched tokens that are distinguished: 8 and more are one class
+MAX_LOGIT = 4  # logit from which promises are one class: a probability of 0.98
+MAX_UNION_NODES = 31  # nodes; with the last token 32, the most per sequence in captured CUDA graphs
 # Chosen, not measured.
 MEMORY = 400.0  # guesses after which an observation weighs 1/e
 PRIOR_GUESSES = 8.0  # weight of the prior rate in guesses
@@ -190,7 +190,7 @@ class DraftUnion:
                     tokens.append(token)
                     parents.append(newest)
                     roles.append(Role.BESIDE if newest in draft.parents else Role.BEYOND)
-                said[newest].append(_Said(node, number, min(guessed.matched.bit_length(), MOST_DOUBLINGS)))
+                said[newest].append(_Said(node, number, min(guessed.matched.bit_length(), MAX_DOUBLINGS)))
                 newest = node
                 if token in ends:
                     break
@@ -213,8 +213,8 @@ def _kind_of(node: int, role: Role, said: Sequence[_Said], promised: int | None)
 
 
 def _logit(promise: float) -> int:
-    """Returns the rounded logarithm of the odds, at most MOST_CERTAIN in either direction."""
-    least = 1 / (1 + math.exp(MOST_CERTAIN))
+    """Returns the rounded logarithm of the odds, at most MAX_LOGIT in either direction."""
+    least = 1 / (1 + math.exp(MAX_LOGIT))
     kept = min(max(promise, least), 1 - least)
     return round(math.log(kept / (1 - kept)))
 
@@ -226,7 +226,7 @@ def _best(guesses: Sequence[_Guess], nodes: int, least_survival: float) -> Draft
     if least_survival:
         paying = sum(guess.survival >= least_survival for guess in guesses)
         nodes = max(paying, 1)  # a round has at least one node
-    taken = order[: min(nodes, MOST_NODES)]
+    taken = order[: min(nodes, MAX_UNION_NODES)]
     likeliest: dict[int, int] = {}  # likeliest guess after each parent
     for number in taken:
         likeliest.setdefault(guesses[number].parent, number)

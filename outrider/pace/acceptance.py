@@ -59,7 +59,7 @@ class TaskAcceptance:
         self._spread.observe(before * before_tokens * surplus, before_tokens * tokens)
 
     @property
-    def alike_tokens(self) -> float:
+    def credibility_tokens(self) -> float:
         """Tokens at which a sequence's mean surplus has weight 1/2: variance of a token / of offsets.
 
         This is the weight of the best linear estimate. Source: Bühlmann, "Experience rating and credibility",
@@ -67,9 +67,9 @@ class TaskAcceptance:
         """
         rate = self.rates()[0]
         of_token = rate * (1.0 - rate)
-        spread = self._spread.value(of_token / TUNING.alike_tokens, TUNING.alike_pairs)
+        spread = self._spread.value(of_token / TUNING.least_credibility_tokens, TUNING.credibility_pairs)
         tokens = of_token / max(spread, TUNING.smallest)
-        return min(max(tokens, TUNING.alike_tokens), TUNING.most_alike_tokens)
+        return min(max(tokens, TUNING.least_credibility_tokens), TUNING.most_credibility_tokens)
 
     def rates(self) -> tuple[float, ...]:
         """Returns [MAX_DEPTH] acceptance rates; an unmeasured position gets the rate of its predecessor."""
@@ -119,7 +119,7 @@ class SequenceAcceptance:
 
     def rates(self) -> list[float]:
         """Returns [MAX_DEPTH] acceptance rates, given that the position is reached."""
-        offset = self._surplus.value(0.0, self.task.alike_tokens)
+        offset = self._surplus.value(0.0, self.task.credibility_tokens)
         return [min(max(rate + offset, 0.0), 1.0) for rate in self.task.rates()]
 
     @property

@@ -10,7 +10,7 @@ from outrider.pace.regression import LinearCost, Vector
 from outrider.pace.step import Step
 from outrider.pace.tuning import TUNING
 
-MOST_CHOSEN = 1.0 - 1e-9  # largest share of experts that a token chooses; the logarithm is infinite at 1
+MAX_CHOSEN = 1.0 - 1e-9  # largest share of experts that a token chooses; the logarithm is infinite at 1
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ExpertsRead:
     @classmethod
     def independent(cls, chosen: float) -> "ExpertsRead":
         """Returns the model for tokens that choose independently. chosen: share that a token chooses."""
-        return cls(of_token=-math.log1p(-min(chosen, MOST_CHOSEN)))
+        return cls(of_token=-math.log1p(-min(chosen, MAX_CHOSEN)))
 
     def share(self, sequences: ArrayLike, tokens: ArrayLike) -> Vector:
         """Returns the shares for steps of at least one token; arguments broadcast.

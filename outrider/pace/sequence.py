@@ -66,5 +66,5 @@ class PacedSequence:
 
     def is_like(self, other: "PacedSequence") -> bool:
         """Whether a new sequence may start with the depth of ``other``: equal task, drafter and priority."""
-        mine, theirs = self.acceptance.task, other.acceptance.task
-        return mine is theirs and (self.drafter, self.is_batch) == (other.drafter, other.is_batch)
+        task, other_task = self.acceptance.task, other.acceptance.task
+        return task is other_task and (self.drafter, self.is_batch) == (other.drafter, other.is_batch)

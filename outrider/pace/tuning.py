@@ -18,9 +18,9 @@ class PaceTuning:
     # Acceptance
     prior_rate: float = 0.7  # probability: prior rate at which a first guess is correct
     prior_rounds: float = 8.0  # rounds: weight of the prior of a task's rate
-    alike_tokens: float = 4.0  # tokens: least weight of a task's rates in the rates of its sequence
-    most_alike_tokens: float = 16.0  # tokens: most weight of a task's rates in the rates of its sequence
-    alike_pairs: float = 500.0  # pairs of tokens: with fewer pairs, that weight is near its minimum
+    least_credibility_tokens: float = 4.0  # tokens: least weight of a task's rates in a sequence's rates
+    most_credibility_tokens: float = 16.0  # tokens: most weight of a task's rates in a sequence's rates
+    credibility_pairs: float = 500.0  # pairs of tokens: with fewer pairs, that weight is near its minimum
     known_rounds: float = 12.0  # rounds: least number for a rate to count as known
     known_error: float = 0.15  # probability: largest standard error of a known rate
     task_memory: float = 200.0  # rounds: memory of a task's rates

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.drafters.occurrences import LEAST_PROBABILITY, LONGEST_MATCH, Continuation, Occurrences
+from outrider.drafters.occurrences import LONGEST_MATCH, MIN_PROBABILITY, Continuation, Occurrences
 
 texts = st.lists(
     st.integers(0, 2), max_size=28
@@ -41,7 +41,7 @@ def by_the_book(text: list[int], context: list[int], depth: int) -> Continuation
             token, count = Counter(following).most_common(1)[0]
             share = count / len(at)
             probability = share * (probabilities[-1] if probabilities else 1.0)
-            if probability < LEAST_PROBABILITY:
+            if probability < MIN_PROBABILITY:
                 break
             at = [i for i, followed in zip(at, following, strict=True) if followed == token]
             tokens.append(token)

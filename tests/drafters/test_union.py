@@ -10,7 +10,7 @@ from outrider.drafters.prediction import PredictionIndex
 from outrider.drafters.suffix import SuffixIndex
 from outrider.drafters.union import (
     DEEPEST,
-    MOST_NODES,
+    MAX_UNION_NODES,
     PRIOR_RATES,
     PRIOR_RATES_OF_PREDICTIONS,
     DraftUnion,
@@ -106,7 +106,7 @@ def test_union_has_no_more_nodes_than_were_asked_for(text: list[int], draft: Dra
 
 def test_union_has_no_more_nodes_than_a_captured_graph_takes() -> None:
     wide = Draft(tuple(range(100, 100 + MANY)), (ROOT,) * MANY)
-    assert len(united(wide)) == MOST_NODES
+    assert len(united(wide)) == MAX_UNION_NODES
 
 
 def test_union_takes_the_nodes_that_survive_often_enough_and_at_least_the_best() -> None:

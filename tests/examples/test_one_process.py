@@ -8,14 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "one_process.py"
-MOST_LINES = 40
+MAX_LINES = 40
 
 
 def test_speculate_is_read_at_one_glance():
     functions = [node for node in ast.parse(EXAMPLE.read_text()).body if isinstance(node, ast.FunctionDef)]
     (speculate,) = (function for function in functions if function.name == "speculate")
     assert speculate.end_lineno is not None
-    assert speculate.end_lineno - speculate.lineno < MOST_LINES
+    assert speculate.end_lineno - speculate.lineno < MAX_LINES
 
 
 def test_example_with_drafts_prints_the_text_without_drafts_in_fewer_passes():

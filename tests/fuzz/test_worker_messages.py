@@ -6,7 +6,7 @@ from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.harness import Harness
 from tests.fuzz.sessions import sessions
 
-LEAST_SERVED = 0.2  # share of the streams that have to come to a normal end: refusals alone prove little
+MIN_SERVED = 0.2  # share of the streams that have to come to a normal end: refusals alone prove little
 
 
 @pytest.mark.parametrize("count", [80, pytest.param(1200, marks=pytest.mark.slow)])
@@ -15,4 +15,4 @@ def test_worker_message_of_any_kind_ends_its_own_stream_at_most(
 ) -> None:
     fuzz(harness, sessions(), count, seed)
     assert harness.ended.total() >= count
-    assert harness.ended["OK"] >= LEAST_SERVED * harness.ended.total(), harness.ended
+    assert harness.ended["OK"] >= MIN_SERVED * harness.ended.total(), harness.ended

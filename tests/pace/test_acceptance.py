@@ -66,12 +66,12 @@ def tokens_of_likeness(kinds, rounds=12):
     task = TaskAcceptance()
     for number in range(60):
         observe(SequenceAcceptance(task), [kinds[number % len(kinds)]] * 4, rounds, seed=number)
-    return task.alike_tokens
+    return task.credibility_tokens
 
 
 def test_weight_of_likeness_in_sequences_of_one_rate_is_the_most():
-    assert tokens_of_likeness([0.8]) == TUNING.most_alike_tokens
-    assert tokens_of_likeness([0.95]) == TUNING.most_alike_tokens
+    assert tokens_of_likeness([0.8]) == TUNING.most_credibility_tokens
+    assert tokens_of_likeness([0.95]) == TUNING.most_credibility_tokens
 
 
 def test_weight_of_likeness_in_sequences_that_differ_is_small():
@@ -79,7 +79,7 @@ def test_weight_of_likeness_in_sequences_that_differ_is_small():
 
 
 def test_weight_of_likeness_before_sequences_are_known_is_the_least():
-    assert TaskAcceptance().alike_tokens == pytest.approx(TUNING.alike_tokens)
+    assert TaskAcceptance().credibility_tokens == pytest.approx(TUNING.least_credibility_tokens)
 
 
 def test_sequence_rates_are_at_most_one():

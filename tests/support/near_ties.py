@@ -8,10 +8,9 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.sampling import process
 from outrider.demo.prompts import DEMO
 from outrider.engine.offline.speculate import OfflineRequest
+from tests.support.checkpoints import NEAR_TIE
 from tests.support.demo_pair import engine
 from workshop.demo.pair import load_model
-
-NEAR_TIE = 1e-4  # difference between the two largest perturbed logits below which rounding may swap them
 
 
 def margin(logits: Tensor, row: ChoiceContext) -> float:

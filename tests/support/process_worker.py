@@ -15,7 +15,7 @@ from typing import Any
 import actors.server
 from actors.engine_client import EngineClient
 from actors.engine_process import EngineProcess
-from actors.process import leave, settle
+from actors.process import freeze_heap, leave
 from actors.server import add_servicer, start_server
 from gateway.workers.streams import Role, WorkerInfo
 from outrider.engine.settings import EngineSettings
@@ -111,7 +111,7 @@ def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> Non
     async def serve() -> None:
         actors.server.SERVER_OPTIONS = patient(actors.server.SERVER_OPTIONS)
         async with process_worker(role, settings, leave) as worker:
-            settle()
+            freeze_heap()
             ready.send(worker)
             await asyncio.Event().wait()
 

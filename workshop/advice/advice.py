@@ -8,7 +8,7 @@ from statistics import fmean
 from outrider.drafters.registry import Place
 from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from workshop.advice.judged import Counts
-from workshop.advice.speed import FASTER, LEAST_ACCEPTANCE, Expected, ExpectedCosts
+from workshop.advice.speed import FASTER, MIN_ACCEPTANCE, Expected, ExpectedCosts
 
 PAYS = 1.02  # speedup over plain decoding; slower candidates are not recommended
 
@@ -76,8 +76,8 @@ class Judgement:
         said = []
         if self.times_faster is not None and self.times_faster <= FASTER:
             said.append(f"only {self.times_faster:.1f} times faster than the target, not {FASTER:.0f}")
-        if self.acceptance_rate < LEAST_ACCEPTANCE:
-            said.append(f"acceptance {self.acceptance_rate:.2f}, below {LEAST_ACCEPTANCE}")
+        if self.acceptance_rate < MIN_ACCEPTANCE:
+            said.append(f"acceptance {self.acceptance_rate:.2f}, below {MIN_ACCEPTANCE}")
         return said
 
 

@@ -132,7 +132,9 @@ class Adviser:
 
     def _steps_of(self, engine: Engine, sizes: Sequence[int]) -> MeasuredSteps:
         """Measures the steps of an engine. sizes: tokens per sequence."""
-        batches, context = self._batches(), self._context()
+        # Each number of streams, and half of it.
+        batches = sorted({*self._asked.streams, *(-(-count // 2) for count in self._asked.streams)})
+        context = self._context()
         return measured_steps(engine, batches, sizes, context, self._asked.repetitions, self._progress)
 
     def _judgement(self, candidate: DraftCandidate) -> Judgement:
@@ -294,10 +296,6 @@ class Adviser:
         texts = [answer.text for answers in self._answers.values() for answer in answers]
         length = int(median(len(text) for text in texts))
         return next(text for text in texts if len(text) >= length)[:length]
-
-    def _batches(self) -> list[int]:
-        """Returns the batch sizes to measure: each number of streams, and half of it."""
-        return sorted({*self._asked.streams, *(-(-count // 2) for count in self._asked.streams)})
 
     @property
     def _draft_ahead(self) -> bool:

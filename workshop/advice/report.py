@@ -5,7 +5,7 @@ from typing import Any
 
 from outrider.pace.experts import NO_EXPERTS
 from workshop.advice.advice import Advice, Finding, Judgement
-from workshop.advice.speed import FASTER, LEAST_ACCEPTANCE
+from workshop.advice.speed import FASTER, MIN_ACCEPTANCE
 
 GB = 1e9
 COUNTED = (1, 5)  # tokens in a step of one sequence for which the share of experts is reported
@@ -22,7 +22,7 @@ def report(advice: Advice) -> str:
         f"target {advice.target}: {advice.step_ms:.2f} ms a step of one token, steps {basis}",
         _table(_ranking_header(advice), (_ranked(judgement, advice) for judgement in advice.ranking)),
         f"Speed is to plain decoding, the geometric mean over tasks and temperatures. A draft should be more "
-        f"than {FASTER:.0f} times\nfaster than the target, and its acceptance not below {LEAST_ACCEPTANCE}: "
+        f"than {FASTER:.0f} times\nfaster than the target, and its acceptance not below {MIN_ACCEPTANCE}: "
         "what breaks this rule of thumb is marked with *.",
         _table(
             _finding_header(advice),
@@ -45,7 +45,7 @@ def _ranked(judgement: Judgement, advice: Advice) -> list[str]:
     faster = judgement.times_faster
     cells = [
         judgement.name,
-        f"{judgement.acceptance_rate:.2f}" + "*" * (judgement.acceptance_rate < LEAST_ACCEPTANCE),
+        f"{judgement.acceptance_rate:.2f}" + "*" * (judgement.acceptance_rate < MIN_ACCEPTANCE),
         "" if faster is None else f"{faster:.1f}" + "*" * (faster <= FASTER),
         f"{judgement.draft_memory / GB:.2f}" if judgement.draft_memory else "",
         f"{judgement.target_cache / GB:.2f}",

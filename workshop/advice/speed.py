@@ -12,7 +12,7 @@ from workshop.advice.judged import Counts
 from workshop.advice.steps import StepTimes
 
 FASTER = 10.0  # ratio of a target step's time to a draft step's time that a draft should exceed
-LEAST_ACCEPTANCE = 0.5  # acceptance rate below which a draft is not worth its device
+MIN_ACCEPTANCE = 0.5  # acceptance rate below which a draft is not worth its device
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from workshop.advice.progress import Progress
 PROMPT = tuple(range(10, 74))
 GREEDY = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
 LONGEST_S = 20.0  # seconds of measuring a model, after which no larger batch is started
-LEAST_TOKEN = 5  # first drafted token id; the ids have no influence on the times
+FIRST_DRAFTED = 5  # first drafted token id; the ids have no influence on the times
 
 
 class StepTimes(Protocol):
@@ -51,7 +51,7 @@ class Steps:
         """
         self._engine = engine
         self._round = 0
-        drafted = range(LEAST_TOKEN, LEAST_TOKEN + tokens - 1)
+        drafted = range(FIRST_DRAFTED, FIRST_DRAFTED + tokens - 1)
         self._draft = Draft((*drafted,), (ROOT,) * len(drafted)) if branches else Draft.chain(drafted)
         self._sequences = [engine.open(len(prompt), number, sampling) for number in range(sequences)]
         self.take(tuple(prompt))

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 PERMUTATIONS = 9999  # so the smallest p-value is 2 / 10,000
 STATISTICS = 2  # number of statistics, which share the false-alarm probability equally (Bonferroni)
 POWER = 0.9  # probability of detecting the reported distance
-LEAST_EXPECTED = 5.0  # least expected texts per cell in the smaller sample; rarer tokens share cells
+MIN_EXPECTED = 5.0  # least expected texts per cell in the smaller sample; rarer tokens share cells
 END, RARER = "(end)", "(rarer ones, part {})"  # cells that do not stand for a single token
-MOST_RARER = 8  # most cells that the rarer tokens of a table share, chosen by a hash
-MOST_MOVED = 5  # cells that are reported
+MAX_RARE_CELLS = 8  # most cells that the rarer tokens of a table share, chosen by a hash
+REPORTED_CELLS = 5  # cells that are reported
 
 Tokens = tuple[str, ...]
 Floats = NDArray[np.float64]
@@ -101,7 +101,7 @@ def two_sample_test(
         p_value=min(1.0, STATISTICS * min(_p_value(sums), _p_value(largest))),
         num_tables=len(of_tables),
         distance=smallest_distance(sums[1:], weight, false_alarm / STATISTICS),
-        most_moved=tuple(cell for _, cell in moved[:MOST_MOVED]),
+        most_moved=tuple(cell for _, cell in moved[:REPORTED_CELLS]),
     )
 
 
@@ -136,7 +136,7 @@ def smallest_distance(shuffled: Floats, weight: float, false_alarm: float) -> fl
 def _tables(texts: Sequence[Tokens], smaller: int) -> list[_Table]:
     """Returns the tables of one prompt's texts, texts of A first. smaller: size of the smaller sample."""
     tables = []
-    least = LEAST_EXPECTED * len(texts) / smaller
+    least = MIN_EXPECTED * len(texts) / smaller
     for position in range(max(map(len, texts))):
         column = [text[position] if position < len(text) else END for text in texts]
         counts = Counter(column)
@@ -153,7 +153,7 @@ def _tables(texts: Sequence[Tokens], smaller: int) -> list[_Table]:
 def _cells(counts: Mapping[str, int], least: float) -> dict[str, str]:
     """Returns each token's cell. Rarer tokens share as many cells as they would fill if spread evenly."""
     rarer = {token: count for token, count in counts.items() if count < least}
-    parts = max(1, min(MOST_RARER, int(sum(rarer.values()) / least)))
+    parts = max(1, min(MAX_RARE_CELLS, int(sum(rarer.values()) / least)))
     return {
         token: RARER.format(1 + crc32(token.encode()) % parts) if token in rarer else token
         for token in counts

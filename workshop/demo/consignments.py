@@ -39,9 +39,9 @@ def prompt(random: Random) -> str:
     return "\n".join(lines)
 
 
-def consignments(count: int, seed: int = 1) -> list[str]:
+def consignments(count: int) -> list[str]:
     """Returns a number of prompts."""
-    random = Random(f"{KIND} {seed}")
+    random = Random(f"{KIND} 1")
     return [prompt(random) for _ in range(count)]
 
 

@@ -3,6 +3,7 @@
 from workshop.distillation.distil import Distilled
 from workshop.distillation.held_out import AcceptanceTally
 from workshop.distillation.settings import DistilSettings
+from workshop.training.card import FOR_ONE
 
 NAME = "README.md"
 NOT_TOLD = {"draft", "threads", "learning_rate"}
@@ -10,7 +11,7 @@ CARD = """\
 # {title}, fitted
 
 Made by `outrider distil` for the target `{target}`{began}. {size:,} weights were trained, and are stored in \
-bfloat16. Of no use for another target.
+bfloat16. {for_one}
 
 **Data.** {texts:,} texts of {tokens:,} tokens: {source}. Token ids alone were read.
 
@@ -39,6 +40,7 @@ def card(distilled: Distilled, settings: DistilSettings, target: str, source: st
     told = settings.model_dump(mode="json", exclude=NOT_TOLD, exclude_none=True)
     has_positions = any(len(tally.rates) > 1 for tally in distilled.after.values())
     return CARD.format(
+        for_one=FOR_ONE,
         title=distilled.title,
         target=target,
         began=f", of `{settings.draft}`" if settings.draft else "",

@@ -115,7 +115,7 @@ class Distillation:
         training = Training(trainee, target, of_training, judge)
         size, before = trainee.size, judge.by_task(trainee, target)
         training.run(Stream.of(texts))
-        trainee.settle()
+        trainee.finalize()
         distilled = Distilled(
             title=trainee.title,
             size=size,

@@ -1,6 +1,6 @@
 """Questions that a draft is fitted to: prompts from a file, or recorded traffic. A part is held out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, zip_longest
 from random import Random
 
@@ -8,7 +8,7 @@ from gateway.recorded_answers import RecordedAnswer
 from workshop.advice.answers import UNLABELLED, Prompt
 from workshop.distillation.settings import DistilSettings
 
-LEAST_HELD_OUT = 8  # one in this number of distinct prompts of a task is held out, up to the wanted number
+HELD_OUT_EVERY = 8  # one in this number of distinct prompts of a task is held out, up to the wanted number
 
 
 def of_prompts(prompts: Sequence[Prompt], settings: DistilSettings) -> list[RecordedAnswer]:
@@ -39,8 +39,9 @@ def split(
     by_task: dict[str | None, dict[tuple[int, ...], RecordedAnswer]] = {}
     for question in order:
         by_task.setdefault(question.task, {}).setdefault(question.prompt, question)
-    shares = [list(distinct.values())[::LEAST_HELD_OUT] for distinct in by_task.values() if len(distinct) > 1]
-    held_out = _in_turn(shares)[: settings.held_out]
+    shares = [list(distinct.values())[::HELD_OUT_EVERY] for distinct in by_task.values() if len(distinct) > 1]
+    in_turn = chain.from_iterable(zip_longest(*shares))  # one question of each task in turn
+    held_out = [question for question in in_turn if question is not None][: settings.held_out]
     prompts = {question.prompt for question in held_out}
     training = [question for question in order if question.prompt not in prompts]
     if not training or not held_out:
@@ -49,8 +50,3 @@ def split(
             "train on and one to judge on"
         )
     return training, [question.model_copy(update={"answer": ()}) for question in held_out]
-
-
-def _in_turn(shares: Iterable[Sequence[RecordedAnswer]]) -> list[RecordedAnswer]:
-    """Interleaves the lists: one item of each list in turn."""
-    return [question for question in chain.from_iterable(zip_longest(*shares)) if question is not None]

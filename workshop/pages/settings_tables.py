@@ -101,7 +101,10 @@ def _sections(
     nested: list[tuple[type[BaseModel], str, str, BaseModel | None, tuple[type, ...]]] = []
     for name, field in model.model_fields.items():
         full = f"{path}{name}"
-        default = _default(field) if instance is None else getattr(instance, name)
+        if instance is None:
+            default = field.get_default(call_default_factory=True, validated_data={})
+        else:
+            default = getattr(instance, name)
         inner = list(_models(field.annotation, full))
         if not (inner and isinstance(default, BaseModel)):
             rows.append(_row(full, field, default))
@@ -154,7 +157,7 @@ def _unit(name: str, field: FieldInfo) -> str:
     return UNITS.get(words[words.index("per") - 1] if "per" in words[1:] else words[-1], "")
 
 
-def _leaves(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[tuple[Any, list[Any]]]:
+def _leaves(annotation: Any, metadata: Iterable[Any]) -> Iterator[tuple[Any, list[Any]]]:
     """Yields the alternatives of an annotation, each with its constraints."""
     own = [m for item in metadata for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
     if get_origin(annotation) is Annotated:
@@ -220,10 +223,6 @@ def _number(bound: Any) -> str:
     if isinstance(bound, int) and bound > MAX_PLAIN and bound & (bound - 1) == 0:
         return f"2^{bound.bit_length() - 1}"
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
-
-
-def _default(field: FieldInfo) -> Any:
-    return field.get_default(call_default_factory=True, validated_data={})
 
 
 def _written(default: Any) -> str:

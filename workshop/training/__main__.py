@@ -61,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = {name: value for name, value in options.items() if value is not None}
     try:
         if command == TEXT:
-            _write_text(AnswerTextSettings.model_validate(given))
+            of_text = AnswerTextSettings.model_validate(given)
+            torch.set_num_threads(of_text.threads)
+            write_text(of_text)
         else:
             _train(command, given)
     except ValidationError as error:
@@ -85,11 +87,6 @@ def _add_options(parser: argparse.ArgumentParser, settings: type[CommandSettings
             nargs="+" if "tuple" in str(field.annotation) else None,
             help=f"{field.description}{default}",
         )
-
-
-def _write_text(settings: AnswerTextSettings) -> None:
-    torch.set_num_threads(settings.threads)
-    write_text(settings)
 
 
 def _train(command: str, given: dict[str, Any]) -> None:

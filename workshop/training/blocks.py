@@ -4,14 +4,9 @@ A row of a block attends to the text before its anchor, in keys and values of th
 itself and the rows before it in its own block. All blocks take one pass, and none sees another.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-
-ATTENTION = "outrider_blocks"  # name without a mask function, so that transformers builds no mask
 
 
 class Blocks:
@@ -46,21 +41,3 @@ class Blocks:
         return scaled_dot_product_attention(
             query, keys, values, attn_mask=self._sees, scale=scaling, enable_gqa=True
         )
-
-
-def attend(
-    module: torch.nn.Module,
-    query: Tensor,  # [rows, heads, num_tokens, dim]
-    key: Tensor,  # [rows, kv_heads, num_tokens, dim]
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    outrider: Blocks,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attends in the form transformers calls: [rows, num_tokens, heads, dim]."""
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    return outrider.attend(layer, query, key, value, scaling).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(ATTENTION, attend)

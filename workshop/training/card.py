@@ -6,10 +6,11 @@ from workshop.training.loop import DOES_NOT_MATTER, PROGRESS
 from workshop.training.settings import TrainingSettings
 from workshop.training.trainee import Trainee
 
+FOR_ONE = "Of no use for another target."
 CARD = """\
 # {title}
 
-For the target in `{target}`: {size:,} trained weights, stored in bfloat16. Of no use for another target.
+For the target in `{target}`: {size:,} trained weights, stored in bfloat16. {for_one}
 
 **Data.** {tokens:,} tokens: prompts, and what the target answers to them. One text in 32 is held out.
 
@@ -31,6 +32,7 @@ def write_card(trainee: Trainee, command: str, settings: TrainingSettings, token
     acceptance = last["sum of minima"]
     told = settings.model_dump(mode="json", exclude={"target", "draft", "text", *DOES_NOT_MATTER})
     card = CARD.format(
+        for_one=FOR_ONE,
         title=trainee.title,
         target=settings.target,
         size=trainee.size,

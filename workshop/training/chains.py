@@ -6,14 +6,10 @@ does one position at a time.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-
-ATTENTION = "outrider_chains"  # name without a mask function, so that transformers builds no mask
 
 
 @dataclass
@@ -45,7 +41,14 @@ class Chains:
             layer.tokens = [(key[:, :, kept], value[:, :, kept]) for key, value in layer.tokens]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attends: all [rows, heads, num_tokens, dim], one token of each chain once chains have begun."""
+        """Returns what the tokens attend to; they are one of each chain once chains have begun.
+
+        Args:
+            query: [rows, heads, num_tokens, dim].
+            key, value: [rows, kv_heads, num_tokens, dim].
+        """
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         if self.starts is None:
             self._layers[layer] = LayerChains((key, value))
             return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
@@ -61,23 +64,3 @@ class Chains:
         for index, (_, values) in enumerate(of_layer.tokens, start=length):
             output = output + weights[..., index : index + 1] * values
         return output
-
-
-def attend(
-    module: torch.nn.Module,
-    query: Tensor,  # [rows, heads, num_tokens, dim]
-    key: Tensor,  # [rows, kv_heads, num_tokens, dim]
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    outrider: Chains,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attends in the form transformers calls: [rows, num_tokens, heads, dim]."""
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    return outrider.attend(layer, query, key, value, scaling).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(ATTENTION, attend)

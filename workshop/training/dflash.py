@@ -17,7 +17,8 @@ from transformers import Qwen3Config
 
 from outrider.engine.drafters.dflash_head import BlockShape, DFlashHead, rotary
 from outrider.engine.drafters.markov_head import RECURRENT
-from workshop.training.blocks import ATTENTION, Blocks
+from workshop.training.attention import ATTENTION
+from workshop.training.blocks import Blocks
 from workshop.training.settings import DFlashSettings
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee
@@ -91,7 +92,7 @@ class DFlashTrainee(Trainee):
             tokens = reading.tokens[:, places].flatten()
             bias, memory = self._markov_head(of_row.flatten(0, 1), tokens, memory)
             logits = linear(of_row, self._target.projection) + bias.view(*of_row.shape[:2], -1)
-            yield PositionGuess(logits.float(), places, goes_on=position > 0)
+            yield PositionGuess(logits.float(), places, continues_chain=position > 0)
 
     def _drawn(self, count: int, size: int, generator: torch.Generator | None) -> Tensor:
         """Returns anchors in their order; none is at the first token, which has no text before it.

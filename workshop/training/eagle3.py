@@ -23,7 +23,8 @@ from outrider.engine.drafters.eagle3_head import (
     Eagle3Shape,
     rotary,
 )
-from workshop.training.chains import ATTENTION, Chains
+from workshop.training.attention import ATTENTION
+from workshop.training.chains import Chains
 from workshop.training.settings import Eagle3Settings
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee

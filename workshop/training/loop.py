@@ -100,7 +100,7 @@ class Training:
         with target.training():
             for guess in trainee.guesses(reading, depth, generator):
                 found = distance(reading.probs[:, guess.places, : guess.logits.shape[-1]], guess.logits)
-                reach = reach if guess.goes_on else certain
+                reach = reach if guess.continues_chain else certain
                 losses.append((reach * found.loss).mean())
                 weights.append(reach.mean())
                 accepted = 1 - found.total_variation.detach()

@@ -39,14 +39,14 @@ class ModelTrainee(Trainee):
         # Larger models of a family often have rows for tokens that do not exist.
         yield PositionGuess(logits[..., : self._vocabulary].float(), places)
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         if self._has_adapters:
             self.network, self._has_adapters = self.network.merge_and_unload(), False
-        super().settle()
+        super().finalize()
 
     def save(self, folder: Path) -> None:
         """Writes an ordinary checkpoint."""
-        self.settle()
+        self.finalize()
         save_draft(self.network, self._draft, folder)
 
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from workshop.training.chains import ATTENTION, Chains
+from workshop.training.attention import ATTENTION
+from workshop.training.chains import Chains
 from workshop.training.draft import load_draft, save_draft
 from workshop.training.settings import ParallelSettings
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee
 
-LEAST_KEPT = 0.2  # least share of chains at a position
+MIN_KEPT = 0.2  # least share of chains at a position
 
 
 class ParallelTrainee(Trainee):
@@ -68,7 +69,7 @@ class ParallelTrainee(Trainee):
         """Returns indices of the chains that reach a position: a share of all, which falls with it."""
         if generator is None:
             return torch.arange(count)
-        wanted = max(1, round(of * max(self._settings.kept**position, LEAST_KEPT)))
+        wanted = max(1, round(of * max(self._settings.kept**position, MIN_KEPT)))
         return torch.randperm(count, generator=generator)[:wanted].sort().values
 
     def save(self, folder: Path) -> None:

@@ -18,7 +18,7 @@ class PositionGuess:
     logits: Tensor  # float32 [rows, num_chains, vocab_size]
     places: Tensor  # int64 [num_chains] positions whose next token is guessed
     # Whether each chain goes on from its guess before. Its loss then counts by how likely it is reached.
-    goes_on: bool = False
+    continues_chain: bool = False
 
 
 class Trainee(ABC):
@@ -45,7 +45,7 @@ class Trainee(ABC):
         """Returns names of guesses, in their order."""
         return [f"position {index}" for index in range(1, count + 1)]
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Rounds the weights to bfloat16, in which they are stored."""
         for weight in self.network.parameters():
             weight.data = weight.data.bfloat16().float()

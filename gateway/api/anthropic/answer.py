@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.api.anthropic.errors import message_error
 from gateway.api.anthropic.types import MessageTier, MessageUsage, StopReason
-from gateway.api.openai.answer_parser import AnswerParser
-from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
+from gateway.api.openai.answer_parser import AnswerParser, deltas_of
+from gateway.api.openai.answer_types import ToolCallDelta
 from gateway.api.openai.response_events import Event
 from gateway.api.openai.usage import usage_body
 from gateway.generation.request import AnswerUsage, Chunk, Prepared
@@ -66,7 +66,7 @@ class MessageAnswer:
 
     def chunk(self, chunk: Chunk) -> Iterator[Event]:
         """Yields the events of a chunk; the last chunk ends the message."""
-        for delta in self._deltas(chunk):
+        for delta in deltas_of(chunk, self._parser):
             if "tool_calls" in delta:
                 yield from self._called(delta["tool_calls"][0])
             elif "reasoning_content" in delta:
@@ -86,11 +86,6 @@ class MessageAnswer:
     def failed(self, status: int, message: str) -> Event:
         """Returns the event that ends a failed message."""
         return {**message_error(status, message)}
-
-    def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
-        if self._parser is None:
-            return [{"content": chunk.text}]
-        return self._parser.feed(chunk.texts, ends=chunk.finish_reason is not None)
 
     def _said(self, kind: str, text: str) -> Iterator[Event]:
         """Yields the events of text or thoughts. Whitespace alone makes no block."""

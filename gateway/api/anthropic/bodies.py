@@ -12,16 +12,15 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from gateway.api.anthropic.types import MessageTier
 from gateway.api.openai.chat import THINKS, ChatRequest
 from gateway.api.openai.field_types import Ignored, Label, NullIsLeftOut, Text
-from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, as_parts
+from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, add_thoughts, as_parts, text_parts
 from gateway.api.openai.rendering import CONTINUES, KWARGS
-from gateway.api.openai.schemas import QueuePriority, Stop, invalid
+from gateway.api.openai.schemas import MAX_STOPS, QueuePriority, Stop, invalid
 from gateway.api.openai.structured import JsonSchema
 from gateway.api.openai.tools import MAX_TOOLS, Name
 from gateway.errors import InvalidRequestError
 from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import SEED_BITS
 
-MAX_STOPS = 16  # strings
 # Claude Code sends billing information in this line. It is no instruction, and would differ by conversation.
 BILLING = "x-anthropic-billing-header"
 FAILED = "Error: "  # prefix of a failed tool's result: chat templates have no field for failures
@@ -171,12 +170,12 @@ class CountRequest(Hinted):
         variables: variables that the chat template reads.
 
         Raises:
-            InvalidRequestError: the request is invalid; the error names the field as this API does.
+            InvalidRequestError: the request is invalid; the error names the field of the chat.
         """
         try:
             return ChatRequest.model_validate(self._fields(variables))
         except ValidationError as error:
-            raise renamed(invalid(error)) from error
+            raise invalid(error) from error
 
     def _fields(self, variables: Collection[str]) -> dict[str, Any]:
         """Returns the fields of the chat."""
@@ -232,11 +231,6 @@ class MessagesRequest(CountRequest):
         return {**super()._fields(variables), **limits, **own}
 
 
-def renamed(error: InvalidRequestError) -> InvalidRequestError:
-    """Returns the error with the field's name in this API."""
-    return type(error)(own_name(error.field), error.message)
-
-
 def own_name(field: str) -> str:
     """Returns the name that a chat's field has in this API. Positions of messages differ, so they are cut."""
     first, dot, rest = field.partition(".")
@@ -259,7 +253,7 @@ def _messages(system: Iterable[TextBlock], given: Sequence[GivenMessage]) -> lis
     ]
     messages: list[dict[str, Any]] = []
     if instructions:
-        messages.append({"role": "system", "content": _parts(instructions)})
+        messages.append({"role": "system", "content": text_parts(block.text for block in instructions)})
     names: dict[str, str] = {}  # names of tools; key: id of the call
     for message in given:
         if message.role == "system":
@@ -278,18 +272,16 @@ def _add(messages: list[dict[str, Any]], role: str, block: Block, names: dict[st
     """Adds a block of a message to the chat."""
     match block:
         case TextBlock():
-            _last(messages, role)["content"] += _parts([block])
+            _last(messages, role)["content"] += text_parts([block.text])
         case ToolResult():
-            content = _parts(block.content)
+            content = text_parts(part.text for part in block.content)
             if block.is_error:
                 first, *others = content or [{"type": "text", "text": ""}]
                 content = [{**first, "text": FAILED + first["text"]}, *others]
             result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
             messages.append({**result, "name": names.get(block.tool_use_id, "")})
         case ThinkingBlock():
-            message = _last(messages, role)
-            thoughts = [message["reasoning_content"]] if "reasoning_content" in message else []
-            message["reasoning_content"] = "\n".join([*thoughts, block.thinking])
+            add_thoughts(_last(messages, role), [block.thinking])
         case ToolUse():
             function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
             call = {"id": block.id, "function": function}
@@ -301,7 +293,3 @@ def _last(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:
     if not messages or messages[-1]["role"] != role:
         messages.append({"role": role, "content": []})
     return messages[-1]
-
-
-def _parts(blocks: Iterable[TextBlock]) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": block.text} for block in blocks]

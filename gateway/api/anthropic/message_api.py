@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request as HttpRequest
 
 from gateway.api.anthropic.answer import MessageAnswer
-from gateway.api.anthropic.bodies import CountRequest, MessagesRequest, own_name, renamed
+from gateway.api.anthropic.bodies import CountRequest, MessagesRequest, own_name
 from gateway.api.anthropic.types import CountedTokens
 from gateway.api.bodies import Entrance
 from gateway.api.openai.bodies import headers_of, parsed, reported_seed
@@ -40,7 +40,7 @@ def add_messages(
                 asked = asked.also_ignoring(map(own_name, conversation.prompt.left_out))
                 prepared = await as_chat.prepared(generation, conversation, caller, body.deadline, fits=True)
             except InvalidRequestError as error:
-                raise renamed(error) from error
+                raise error.renamed(own_name) from error
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed, chunks = reported_seed(as_chat, prepared), generation.chunks(prepared)
         answer = MessageAnswer(
@@ -66,6 +66,6 @@ def add_messages(
             try:
                 conversation = await body.as_chat(variables[bool(body.tools)]).chat(prompts)
             except InvalidRequestError as error:
-                raise renamed(error) from error
+                raise error.renamed(own_name) from error
             ids = await generation.prompts.of_chat(conversation.prompt.pieces, may_be_long=True)
         return {"input_tokens": len(ids)}

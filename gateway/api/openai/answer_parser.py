@@ -15,6 +15,7 @@ from gateway.api.openai.answer_types import (
 )
 from gateway.api.openai.calls.ids import new_id
 from gateway.api.openai.calls.reader import Begun, CallReader
+from gateway.generation.request import Chunk
 
 
 class AnswerParser:
@@ -77,7 +78,8 @@ class AnswerParser:
         """
         events: list[dict[str, Any]] = []
         for event in self._events(pieces, ends=ends):
-            if events and event["type"] == "region_chunk" and _goes_on(events[-1], event):
+            last = events[-1] if events else {}
+            if event["type"] == last.get("type") == "region_chunk" and event["field"] == last["field"]:
                 events[-1]["text"] += event["text"]
             else:
                 events.append(event)
@@ -194,9 +196,11 @@ class AnswerParser:
         ]
 
 
-def _goes_on(earlier: dict[str, Any], event: dict[str, Any]) -> bool:
-    """Returns whether a piece of a region continues the piece of the earlier event."""
-    return (earlier["type"], earlier["field"]) == (event["type"], event["field"])
+def deltas_of(chunk: Chunk, parser: AnswerParser | None) -> list[ChatDelta]:
+    """Returns the deltas of a chunk. parser: parser of its answer; None: the answer is plain text."""
+    if parser is None:
+        return [{"content": chunk.text}]
+    return parser.feed(chunk.texts, ends=chunk.finish_reason is not None)
 
 
 def _as_json(arguments: Any) -> str:

@@ -107,7 +107,7 @@ class ChatRequest(GenerationRequest):
         except InvalidRequestError as error:
             limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
             own_names = {"prompt": "messages", "max_tokens": limit}
-            raise type(error)(own_names.get(error.field, error.field), error.message) from error
+            raise error.renamed(lambda field: own_names.get(field, field)) from error
 
     async def chat(self, prompts: ChatPrompts) -> Chat:
         """Returns the chat, rendered by the template.

@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from gateway.api.openai.answer_parser import joined
+from gateway.api.openai.answer_parser import deltas_of, joined
 from gateway.api.openai.answer_types import (
     ChatChoice,
     ChatCompletion,
@@ -81,9 +81,9 @@ class ChatAnswer:
 
     def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
         parser = self._parsers[chunk.choice]
-        if parser is None:
-            return [{"content": chunk.text}] if chunk.text else []
-        deltas = parser.feed(chunk.texts, ends=chunk.finish_reason is not None)
+        if parser is None and not chunk.text:
+            return []
+        deltas = deltas_of(chunk, parser)
         for delta in deltas:
             if "reasoning_content" in delta:
                 delta["reasoning"] = delta["reasoning_content"]

@@ -16,7 +16,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.api.openai.answer_format import AnswerFormat, of_chat_template, of_template
+from gateway.api.openai.answer_format import THINKING, AnswerFormat, of_chat_template, of_template
 from gateway.errors import InvalidRequestError
 from outrider.decoding.checkpoint_files import TOKENIZER_CONFIG, read, read_json, special_tokens
 
@@ -33,8 +33,6 @@ TRIED = ("first word", "second word")
 # Arguments of probes, which show whether a template accepts them as text and prints them unchanged.
 ARGUMENTS = '{"key":  "value"}'
 CALL = {"id": "call00001", "type": "function", "function": {"name": "try", "arguments": {}}}
-# Names under which templates look for an assistant's thoughts.
-THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
 BARE_TOOL = {"type": "function", "function": {"name": "try", "parameters": {"type": "object"}}}
 TOOL = {"type": "function", "function": {"name": "try", "description": "", "parameters": {"type": "object"}}}
 
@@ -93,8 +91,8 @@ class ChatTemplate:
         for name in sorted(name for name in named if name.endswith("_token")):
             logger.warning("the chat template writes %s, which no file of the tokenizer gives: empty", name)
         self._takes: dict[tuple[Role, bool], tuple[bool, bool]] = {}
-        read = [name for name in THOUGHT_NAMES if re.search(rf"""(\.|\[?["']){name}\b""", self.sources)]
-        self.thought_names = read or [THOUGHT_NAMES[0]]
+        read = [name for name in THINKING if re.search(rf"""(\.|\[?["']){name}\b""", self.sources)]
+        self.thought_names = read or [THINKING[0]]
 
     def render(
         self,

@@ -139,7 +139,7 @@ class CompletionAnswer:
         """
         self._body = body
         self._prompts = [sequence.prompt for sequence in prepared.sequences]  # [choices]
-        self._untold = {*range(len(self._prompts))} if body.return_token_ids else set()
+        self._unsent = {*range(len(self._prompts))} if body.return_token_ids else set()
         self.name = f"cmpl-{uuid.uuid4().hex}"
         self._frame: CompletionEvent = {
             "id": self.name,
@@ -174,8 +174,8 @@ class CompletionAnswer:
         if not text and logprobs is None and chunk.finish_reason is None and not tells_ids:
             return []
         choice = self._choice(chunk.choice, text, logprobs, [chunk])
-        if chunk.choice in self._untold:
-            self._untold.remove(chunk.choice)
+        if chunk.choice in self._unsent:
+            self._unsent.remove(chunk.choice)
             choice["prompt_token_ids"] = [*self._prompts[chunk.choice]]
         body = self._event(choice)
         if not self._told_seed:

@@ -1,5 +1,6 @@
 """Messages of a chat, as callers send them and as chat templates accept them."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -19,7 +20,18 @@ class TextPart(Strict):
 
 def as_parts(content: Any) -> Any:
     """Returns a text as the list of its only part, and any other content unchanged."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return text_parts([content]) if isinstance(content, str) else content
+
+
+def text_parts(texts: Iterable[str]) -> list[dict[str, Any]]:
+    """Returns texts as parts of a message."""
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def add_thoughts(message: dict[str, Any], texts: Iterable[str]) -> None:
+    """Appends thoughts to the thoughts of a message, each on a line of its own."""
+    earlier = [message["reasoning_content"]] if "reasoning_content" in message else []
+    message["reasoning_content"] = "\n".join([*earlier, *texts])
 
 
 Content = Annotated[

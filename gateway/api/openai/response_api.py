@@ -15,7 +15,7 @@ from gateway.api.openai.bodies import headers_of, parsed, reported_seed
 from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, finished, streamed
 from gateway.api.openai.response_types import DeletedResponse, ResponseItems
-from gateway.api.openai.responses import Item, ResponseRequest, own_name, renamed, repeated_fields
+from gateway.api.openai.responses import Item, ResponseRequest, own_name, repeated_fields
 from gateway.api.request_ids import KEY
 from gateway.errors import InvalidRequestError, UnknownResponseError
 from gateway.generation.answer_store import AnswerStore, answers_entry
@@ -65,7 +65,7 @@ def add_responses(
                 asked = asked.also_ignoring(map(own_name, conversation.prompt.left_out))
                 prepared = await as_chat.prepared(generation, conversation, caller, body.deadline)
             except InvalidRequestError as error:
-                raise renamed(error) from error
+                raise error.renamed(own_name) from error
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed, chunks = reported_seed(asked.body, prepared), generation.chunks(prepared)
         # Callers without a name cannot be told apart, so nothing is stored for them.

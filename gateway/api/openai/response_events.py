@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from fastapi.responses import StreamingResponse
 
-from gateway.api.openai.answer_parser import AnswerParser
-from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
+from gateway.api.openai.answer_parser import AnswerParser, deltas_of
+from gateway.api.openai.answer_types import ToolCallDelta
 from gateway.api.openai.response_types import ResponseUsage
 from gateway.api.openai.usage import has_metrics, metrics_body, usage_body
 from gateway.errors import DEFECT, GatewayError
@@ -62,7 +62,7 @@ class ResponseAnswer:
 
     def chunk(self, chunk: Chunk) -> Iterator[Event]:
         """Yields the events of a chunk; the last chunk ends the response."""
-        for delta in self._deltas(chunk):
+        for delta in deltas_of(chunk, self._parser):
             if "tool_calls" in delta:
                 yield from self._called(delta["tool_calls"][0])
             elif "reasoning_content" in delta:
@@ -88,11 +88,6 @@ class ResponseAnswer:
         code = "server_error" if status >= 500 else "invalid_prompt"
         self.response |= {"status": "failed", "error": {"code": code, "message": message}}
         return self._event("response.failed", response=self.response)
-
-    def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
-        if self._parser is None:
-            return [{"content": chunk.text}]
-        return self._parser.feed(chunk.texts, ends=chunk.finish_reason is not None)
 
     def _said(self, kind: str, text: str) -> Iterator[Event]:
         if not self._is_open or self._items[-1]["type"] != kind:

@@ -8,10 +8,9 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.field_types import Ignored, Label, NullIsLeftOut, Text
-from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, as_parts
+from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, add_thoughts, as_parts, text_parts
 from gateway.api.openai.schemas import GenerationRequest, invalid
 from gateway.api.openai.tools import MAX_TOOLS, Name
-from gateway.errors import InvalidRequestError
 from outrider.decoding.settings import Sampling
 
 # Names of fields at this endpoint; key: name in a chat.
@@ -144,7 +143,7 @@ class ResponseRequest(GenerationRequest):
     include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list, max_length=1)
 
     def as_chat(self, earlier: Sequence[Item] = ()) -> ChatRequest:
-        """Returns the request as a chat. Raises InvalidRequestError, naming this request's own field.
+        """Returns the request as a chat. Raises InvalidRequestError, naming the field of the chat.
 
         earlier: items of the conversation before this request's input.
         """
@@ -165,15 +164,10 @@ class ResponseRequest(GenerationRequest):
         try:
             return ChatRequest.model_validate(plain)
         except ValidationError as error:
-            raise renamed(invalid(error)) from error
+            raise invalid(error) from error
 
 
 TRANSLATED = {"tools", "tool_choice", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"}
-
-
-def renamed(error: InvalidRequestError) -> InvalidRequestError:
-    """Returns the error with the field's name at this endpoint."""
-    return type(error)(own_name(error.field), error.message)
 
 
 def own_name(field: str) -> str:
@@ -187,9 +181,11 @@ def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionCallOutput):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)})
+            parts = text_parts(part.text for part in item.output)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": parts})
         elif isinstance(item, InputMessage) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _parts(item.content)})
+            parts = text_parts(part.text for part in item.content)
+            messages.append({"role": item.role, "content": parts})
         else:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": []})
@@ -200,17 +196,12 @@ def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
 def _add(message: dict[str, Any], item: InputMessage | FunctionCall | Reasoning) -> None:
     match item:
         case InputMessage():
-            message["content"] += _parts(item.content)
+            message["content"] += text_parts(part.text for part in item.content)
         case FunctionCall():
             function = {"name": item.name, "arguments": item.arguments}
             message.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
         case Reasoning():
-            thoughts = [message["reasoning_content"]] if "reasoning_content" in message else []
-            message["reasoning_content"] = "\n".join([*thoughts, *(part.text for part in item.content)])
-
-
-def _parts(parts: Iterable[InputText]) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": part.text} for part in parts]
+            add_thoughts(message, (part.text for part in item.content))
 
 
 def _plain(value: Any) -> Any:

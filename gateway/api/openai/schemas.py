@@ -25,8 +25,8 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of a string
 MAX_BIASES = 4096  # tokens
 MANY_ERRORS = 100  # errors of one request; a list of more would take long
 BOOLEANS = (bool, Any, Literal[False])  # types of fields that take booleans
-LEAST_TOP_P = 1e-9
-LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+MIN_TOP_P = 1e-9
+MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 UNKNOWN_FIELD = "no such field is known; the setting gateway.unknown_fields=ignore would pass over it"
 PRIORITIES = "'interactive', 'batch' or an integer is accepted"
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
@@ -140,8 +140,8 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     @field_validator("top_p", mode="before")
     @classmethod
     def _likeliest_is_kept(cls, top_p: Any) -> Any:
-        """Returns LEAST_TOP_P for 0, by which clients of OpenAI's API request the most likely token."""
-        return LEAST_TOP_P if top_p == 0 and not isinstance(top_p, bool) else top_p
+        """Returns MIN_TOP_P for 0, by which clients of OpenAI's API request the most likely token."""
+        return MIN_TOP_P if top_p == 0 and not isinstance(top_p, bool) else top_p
 
     @field_validator(*ID_LISTS, mode="before")
     @classmethod
@@ -238,4 +238,4 @@ def are_ids(values: list[Any]) -> bool:
 
 def finite(logprob: float) -> float:
     """Returns the log-probability as a number that JSON can hold: no infinity and no NaN."""
-    return min(logprob, 0.0) if logprob > LEAST_LOGPROB else LEAST_LOGPROB
+    return min(logprob, 0.0) if logprob > MIN_LOGPROB else MIN_LOGPROB

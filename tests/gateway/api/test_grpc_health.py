@@ -71,7 +71,7 @@ async def test_watch_ends_by_itself_with_one_status(tokenizer, monkeypatch):
 
 
 async def test_watches_beyond_the_most_are_refused_until_another_ends(tokenizer, monkeypatch):
-    monkeypatch.setattr(grpc_health, "MOST_WATCHES", 1)
+    monkeypatch.setattr(grpc_health, "MAX_WATCHES", 1)
     async with asked(tokenizer, ScriptedTarget(ANSWER)) as (stub, servicer):
         first = stub.Watch(OF_SERVER)
         await first.read()

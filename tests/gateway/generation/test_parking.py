@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import DeadlineError, OverloadedError
-from gateway.generation.admission import LEAST_TURN, Admission
+from gateway.generation.admission import MIN_TURN, Admission
 from gateway.generation.fair_queue import PROMOTED_AFTER_S
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
@@ -249,7 +249,7 @@ async def test_request_is_parked_again_only_after_its_least_turn():
         let_go.set()
         await eventually(lambda: not parking.is_parked)
         await queue.ask("interactive")
-        queue.admission.count(permit, LEAST_TURN - 1)
+        queue.admission.count(permit, MIN_TURN - 1)
         assert not parking.is_parked
         queue.admission.count(permit, 1)  # an interactive request waits for it
         assert parking.is_parked

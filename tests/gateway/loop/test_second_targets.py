@@ -106,7 +106,7 @@ async def test_sequence_without_a_second_target_waits_for_the_first(
             while said < STALLS_AFTER:
                 said += len((await anext(steps)).tokens)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(steps), 5 * second_targets.LEAST_PATIENCE_S)
+                await asyncio.wait_for(anext(steps), 5 * second_targets.MIN_PATIENCE_S)
     assert second.requests == []
     assert generated.stats.hedges == 0
 

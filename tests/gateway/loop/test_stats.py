@@ -36,7 +36,7 @@ EVENTS: list[Event] = [
     *(FellBack(reason, "") for reason in (DepthReason.LATE, DepthReason.LOST, DepthReason.EMPTY)),
     TargetLost("", is_first=True),
     SecondOpened(MoveReason.LATE),
-    SecondEnded(MoveReason.LATE, 1.5, goes_on=True),
+    SecondEnded(MoveReason.LATE, 1.5, takes_over=True),
 ]
 
 

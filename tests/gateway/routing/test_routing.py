@@ -35,7 +35,7 @@ DRAFTS = {"model": "model", "copy": "model"}
 HEADS = ("medusa", "eagle3")
 ALL = ("model", "suffix", "copy", *HEADS, "ngram", "model+suffix")
 EAGER = PaceSettings(exploration=1.0, probe_tokens=4)
-MOST_ANSWERS = 8  # answers of each kind and mode, until every drafter has drafted
+MAX_ANSWERS = 8  # answers of each kind and mode, until every drafter has drafted
 
 
 @asynccontextmanager
@@ -97,7 +97,7 @@ async def test_text_with_drafters_that_change_is_unchanged(
 ) -> None:
     by, kinds = set[str](), ("json", "stories")
     texts = {kind: expected(kind, temperature) for kind in kinds}
-    answers = itertools.product(range(MOST_ANSWERS), kinds, ("fixed", "auto"))
+    answers = itertools.product(range(MAX_ANSWERS), kinds, ("fixed", "auto"))
     async with deployment(tmp_path) as fleet:
         for answer, kind, mode in answers:
             if answer > 0 and by >= {"model", "copy", "suffix", *HEADS}:

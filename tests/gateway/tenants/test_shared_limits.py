@@ -160,9 +160,9 @@ async def test_requests_of_a_lost_gateway_count_until_it_has_been_silent(service
 
 
 async def test_requests_of_a_gateway_that_says_it_is_there_go_on_counting(service_of, monkeypatch):
-    monkeypatch.setattr(shared_limits, "BEAT_S", 0.01)
+    monkeypatch.setattr(shared_limits, "HEARTBEAT_S", 0.01)
     service = service_of(parallel_requests=1)
-    heard = service.actor._limits._heard
+    heard = service.actor._limits._last_seen
     async with service.charged(0):
         for now in (SILENT_S - 0.1, 2 * SILENT_S - 0.2):
             service.clock.now = now

@@ -21,7 +21,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-from actors.process import settle
+from actors.process import freeze_heap
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.forward import graphs
@@ -119,7 +119,7 @@ def main() -> None:
             self_check=False,
         )
         engine = Engine.from_settings(settings)
-        settle()
+        freeze_heap()
         for tokens in TOKENS:
             microseconds(engine, 1, tokens, apart, WARM_UPS)
         for sequences, tokens in shapes:

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.recorded_answers import RecordedAnswer
 from workshop.advice.answers import Prompt
-from workshop.distillation.questions import LEAST_HELD_OUT, of_prompts, split
+from workshop.distillation.questions import HELD_OUT_EVERY, of_prompts, split
 from workshop.distillation.settings import DistilSettings
 
 
@@ -31,7 +31,7 @@ def test_split_drops_the_answers_of_held_out_prompts() -> None:
 
 
 def test_split_holds_out_a_share_of_each_task_up_to_the_limit() -> None:
-    questions = asked("many", *range(800)) + asked("few", *range(800, 800 + 2 * LEAST_HELD_OUT))
+    questions = asked("many", *range(800)) + asked("few", *range(800, 800 + 2 * HELD_OUT_EVERY))
     _, held_out = split(questions, DistilSettings(held_out=6))
     assert sorted(question.task or "" for question in held_out) == ["few"] * 2 + ["many"] * 4
 

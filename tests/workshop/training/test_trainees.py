@@ -161,7 +161,7 @@ def test_dspark_draft_is_trained_from_a_few_anchors_that_have_text_before_them()
     assert anchors.min() >= 1
     assert anchors.max() + DEPTH < read.tokens.shape[1]  # each guess has the text's next token beside it
     assert all(torch.equal(guess.places, anchors + position) for position, guess in enumerate(found))
-    assert [guess.goes_on for guess in found] == [False, True, True]
+    assert [guess.continues_chain for guess in found] == [False, True, True]
 
 
 def test_dspark_draft_learns_from_short_blocks_first_and_from_more_of_them() -> None:
@@ -271,7 +271,7 @@ def test_adapters_become_a_part_of_the_draft(tmp_path: Path) -> None:
     (before,) = guesses_of(plain)[1]
     read, (guess,) = guesses_of(trainee)
     assert (guess.logits - before.logits).abs().max() > 0.5
-    trainee.settle()
+    trainee.finalize()
     trainee.save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert {*model.state_dict()} == {*plain.network.state_dict()}

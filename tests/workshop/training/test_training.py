@@ -111,17 +111,17 @@ def test_loss_falls_and_the_checkpoint_has_a_card(
 class TwoGuesses(Trainee):
     """Two positions, the first guessed well or badly, and the second a third of the way from good to bad."""
 
-    def __init__(self, first: bool, goes_on: bool | None) -> None:
-        """goes_on: whether the second goes on from the first; None: there is no second."""
-        self._first, self._goes_on, self.network = first, goes_on, torch.nn.Linear(1, 1)
+    def __init__(self, first: bool, continues: bool | None) -> None:
+        """continues: whether the second goes on from the first; None: there is no second."""
+        self._first, self._continues, self.network = first, continues, torch.nn.Linear(1, 1)
 
     def guesses(
         self, reading: Reading, depth: int, generator: torch.Generator | None
     ) -> Iterator[PositionGuess]:
         places, log_probs = torch.arange(4), reading.probs.log()[:, :4]
         yield PositionGuess(log_probs if self._first else -10 * log_probs, places)
-        if self._goes_on is not None:
-            yield PositionGuess(log_probs / 3, places, self._goes_on)
+        if self._continues is not None:
+            yield PositionGuess(log_probs / 3, places, self._continues)
 
     def save(self, folder: Path) -> None:
         """Keeps nothing."""
@@ -131,8 +131,8 @@ def test_loss_of_a_guess_counts_by_how_likely_it_is_reached(text: Path, tmp_path
     settings = MedusaSettings(target=DEMO / "target", output=tmp_path, text=text, rows=2, length=16)
     training_text, held_out = read_text(text)
 
-    def loss(first: bool, goes_on: bool | None) -> float:
-        trainee, target = TwoGuesses(first, goes_on), FrozenTarget(settings.target)
+    def loss(first: bool, continues: bool | None) -> float:
+        trainee, target = TwoGuesses(first, continues), FrozenTarget(settings.target)
         training = Training(trainee, target, settings, SumOfMinima(held_out, settings))
         return training._loss(training_text, 0)[0].item()
 
