@@ -41,7 +41,7 @@ async def test_messages_that_cross_on_the_wire_change_no_token(delay_s, times):
 
 
 @pytest.mark.slow
-async def test_many_at_a_time_say_what_each_says_alone():
+async def test_sequences_drafted_together_have_the_text_of_each_alone():
     async with pair(12) as fleet:
         kinds = [*KINDS, *KINDS]
         together = await asyncio.gather(*(answer(fleet, kind, temperature=1.0) for kind in kinds))
@@ -68,7 +68,7 @@ async def test_draft_worker_without_draft_ahead_interoperates():
 
 
 @pytest.mark.parametrize(("delay_s", "step_s"), [(0.0, HELD_S), (0.004, 0.0)], ids=["ahead", "crossing"])
-async def test_every_round_has_its_verdict_in_the_trace_also_where_the_target_went_on(spans, delay_s, step_s):
+async def test_trace_of_rounds_that_the_target_began_has_every_verdict(spans, delay_s, step_s):
     generation = get_tracer("test").start_span("a generation", context_of(TRACEPARENT))
     async with pair(12, delay_s, shortest_step_s=step_s) as fleet:
         _, stats = await answer(fleet, "json", 0.7, generation=generation)

@@ -62,7 +62,7 @@ def in_submitting(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("where", [in_a_step, in_submitting])
-async def test_only_the_stream_of_the_sequence_that_harms_ends(
+async def test_stream_of_a_harmful_sequence_ends_alone(
     reached: Reached,
     where: Callable[[Engine], None],
     caplog: pytest.LogCaptureFixture,

@@ -95,7 +95,7 @@ async def text_of(service: Service, asked: dict[str, Any]) -> str:
 
 
 @pytest.mark.slow  # four processes, and three that take their place
-async def test_only_the_request_that_kills_fails() -> None:
+async def test_request_that_kills_workers_fails_alone() -> None:
     async with replicated() as (service, replicas):
         expected = [await text_of(service, body(number)) for number in range(STREAMS)]
         streams = [asyncio.create_task(text_of(service, body(number))) for number in range(STREAMS)]

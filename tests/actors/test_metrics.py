@@ -32,7 +32,7 @@ def test_steps_on_a_gpu_are_counted_by_their_path() -> None:
     assert sum(of_path.values()) == values["outrider_steps", ""]
 
 
-def test_on_a_cpu_where_all_are_gathered_none_is() -> None:
+def test_metrics_of_a_cpu_count_no_gpu_step() -> None:
     values = counted("cpu").values
     assert values["outrider_steps", ""] == 8
     assert values["outrider_busy_seconds", ""] == pytest.approx(8 * 0.6)

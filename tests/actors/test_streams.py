@@ -158,7 +158,7 @@ async def test_wrong_message_ends_its_own_sequence_only(channel, opened, request
     assert await plain_text(channel) == text
 
 
-async def test_first_message_must_open(channel) -> None:
+async def test_stream_that_begins_without_open_is_refused(channel) -> None:
     call = await target_stream(channel, opening())
     await call.write(verify(turn(1, 0, PROMPT), sequence=3, epoch=1))
     end = await call.ended()

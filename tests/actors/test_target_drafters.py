@@ -183,7 +183,7 @@ async def test_target_drafter_gets_the_states_that_chose_the_newest_token():
     assert NgramHead.agreed == NgramHead.asked  # at temperature 0
 
 
-async def test_each_round_has_a_span_without_a_wait_for_its_draft(spans):
+async def test_round_of_a_target_drafter_has_a_span_without_a_wait_for_its_draft(spans):
     generation = get_tracer("test").start_span("a generation", context_of(TRACEPARENT))
     async with pair(0, **drafters_with(ROW.name)) as fleet:
         _, stats = await answer(fleet, "json", 0.0, speculation=with_head("fixed"), generation=generation)

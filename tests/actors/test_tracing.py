@@ -72,7 +72,7 @@ async def test_plain_decoding_has_one_span_however_often_its_lease_is_extended(c
     assert span.attributes["outrider.steps"] == 12
 
 
-async def test_without_a_trace_context_there_is_no_span(channel, spans):
+async def test_sequence_without_a_trace_context_has_no_span(channel, spans):
     call = await target_stream(channel, opening())
     await call.write(verify(turn(1, 0, PROMPT, ""), 1, 2))
     await call.read()

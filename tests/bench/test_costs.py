@@ -25,7 +25,7 @@ def test_steps_in_graphs_are_predicted_within_a_quarter() -> None:
         ("step on an H200", 0.7, 1.2),
     ],
 )
-def test_other_measurements_are_predicted_as_far_as_is_said(what: str, least: float, most: float) -> None:
+def test_costs_predict_other_measurements_as_far_as_is_said(what: str, least: float, most: float) -> None:
     ratios = [row["predicted / measured"] for row in compared() if row["what"].startswith(what)]
     assert least < min(ratios)
     assert max(ratios) < most

@@ -17,7 +17,7 @@ def has_main(file: Path) -> bool:
     return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in body)
 
 
-def test_every_module_with_a_main_has_its_name() -> None:
+def test_benchmark_names_cover_every_module_with_a_main() -> None:
     modules = [*BENCH.glob("*.py"), *(path.parent for path in BENCH.glob("*/__init__.py"))]
     with_main = {
         path.stem for path in modules if has_main(path if path.is_file() else path / "__init__.py")
@@ -58,7 +58,7 @@ def test_help_lists_names_with_their_titles(capsys) -> None:
         assert [name, title] in lines
 
 
-def test_without_a_name_each_runs_in_a_process_of_its_own_until_one_fails(monkeypatch) -> None:
+def test_main_without_a_name_runs_each_benchmark_in_a_process_until_one_fails(monkeypatch) -> None:
     run = []
 
     def noted(command, check, preexec_fn):

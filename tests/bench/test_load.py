@@ -83,7 +83,7 @@ def test_single_token_has_no_time_per_token() -> None:
     assert measured.per_token_s == []
 
 
-def test_percentiles() -> None:
+def test_percentile_of_values_is_a_value_and_of_no_values_is_none() -> None:
     assert percentile([], 50) is None
     assert percentile([7.0], 99) == 7.0
     assert percentile([3.0, 1.0, 2.0], 50) == 2.0
@@ -101,7 +101,7 @@ def test_summary_takes_the_median_rate_and_all_requests_together() -> None:
     assert row["finished"] == 3
 
 
-def test_nothing_finished_leaves_gaps() -> None:
+def test_summary_without_finished_requests_has_gaps() -> None:
     row = summary([Slice(5.0, [], [], 0, 0, [])])
     assert row["tokens/s"] == 5.0
     assert row["first token p99, ms"] is None
@@ -141,7 +141,7 @@ def test_interval_repeated_is_the_same_and_holds_the_median() -> None:
     assert interval([1.0] * 7) == (1.0, 1.0)
 
 
-def test_every_mode_is_first_in_turn() -> None:
+def test_rotated_modes_are_each_first_in_turn() -> None:
     modes = ["plain", "fixed-2", "adaptive"]
     assert [rotated(modes, by)[0] for by in range(4)] == ["plain", "fixed-2", "adaptive", "plain"]
     assert all(sorted(rotated(modes, by)) == sorted(modes) for by in range(4))

@@ -51,7 +51,7 @@ def test_passes_that_nobody_tells_stay_untold(tmp_path):
     assert {row["tokens_per_pass"] for row in result["rows"]} == {None}
 
 
-def test_every_peer_is_a_module():
+def test_peers_are_modules():
     for peer in PEERS.values():
         assert importlib.util.find_spec(f"bench.peers.{peer.module}")
 

@@ -190,7 +190,7 @@ def rate_of_one(
     return (last - first) / (ended - started)
 
 
-def test_without_draft_ahead_a_round_is_a_step_of_the_target_those_of_the_draft_and_four_hops():
+def test_simulated_round_without_draft_ahead_takes_the_steps_of_both_models_and_four_hops():
     assert rate_of_one(depth=0) == pytest.approx(1 / TARGET_S, rel=0.01)
     assert rate_of_one(ahead=False) == pytest.approx(5 / (TARGET_S + 4 * 2e-3 + 4 * 1e-3), rel=0.01)
 

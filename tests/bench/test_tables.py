@@ -23,7 +23,7 @@ def test_table_stands_once_with_as_many_cells_in_each_row(mark):
     assert len(set(rows)) == 1
 
 
-def test_all_results_are_shown():
+def test_tables_show_all_results():
     assert {path.stem for path in RESULTS.glob("*.json")} == {*OF_BENCHMARKS}
 
 

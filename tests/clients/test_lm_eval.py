@@ -25,7 +25,7 @@ MODELS = {
 }
 
 
-async def test_choices_are_scored(served: Served, tmp_path: Path) -> None:
+async def test_lm_eval_choices_are_scored(served: Served, tmp_path: Path) -> None:
     """Choices are scored by ``echo`` with ``logprobs``, several prompts a request."""
     write_task(
         tmp_path,

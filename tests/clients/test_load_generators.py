@@ -25,7 +25,9 @@ TOKENIZER = DEMO / "target"
 @pytest.mark.parametrize(
     ("backend", "path"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")]
 )
-async def test_vllm_bench_serve(served: Served, tmp_path: Path, backend: str, path: str) -> None:
+async def test_vllm_bench_serve_measures_the_service(
+    served: Served, tmp_path: Path, backend: str, path: str
+) -> None:
     options = {
         "--backend": backend,
         "--base-url": served.root,
@@ -49,7 +51,7 @@ async def test_vllm_bench_serve(served: Served, tmp_path: Path, backend: str, pa
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-async def test_guidellm(served: Served, tmp_path: Path, path: str) -> None:
+async def test_guidellm_measures_the_service(served: Served, tmp_path: Path, path: str) -> None:
     backend = {
         "kind": "openai_http",
         "target": served.root,

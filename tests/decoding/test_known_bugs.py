@@ -75,7 +75,7 @@ def test_residual_of_the_target_against_itself() -> None:
     assert p_value_of(wrong) < DETECTED
 
 
-def test_residual_without_the_draft() -> None:
+def test_p_value_of_a_residual_without_the_draft_is_low() -> None:
     def wrong(draft: Draft, target_probs: Tensor, noise_key: int, position: int, round: int) -> Verdict:
         verdict = verify_rejection(draft, target_probs, noise_key, position, round)
         accepted = len(verdict.accepted)
@@ -129,7 +129,7 @@ def test_block_verification_keyed_by_position_alone(keyed_by) -> None:  # type: 
     assert p_value_of(verify_block, target=target, draft=draft, depth=4) < DETECTED
 
 
-def test_draft_that_ignores_temperature() -> None:
+def test_p_value_of_a_draft_that_ignores_temperature_is_low() -> None:
     def wrong(processed: Tensor, noise_key: int, position: int, round: int) -> tuple[int, SparseProbs]:
         token, _ = sample_draft_token(processed * 0.5, noise_key, position, round)
         return token, sample_draft_token(processed, noise_key, position, round)[1]

@@ -42,7 +42,7 @@ def test_words_are_those_of_philox_in_plain_integers() -> None:
     ]
 
 
-def test_known_words_never_change() -> None:
+def test_noise_words_of_known_keys_never_change() -> None:
     # Stored texts can be had again from their seeds only as long as these stay.
     assert words([1], [0], 4).tolist() == [[0x92B097B3, 0x780E1B8A, 0xB57B83E6, 0xF422EC3A]]
 

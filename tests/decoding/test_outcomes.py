@@ -26,7 +26,7 @@ def all_ways(outcomes: Outcomes, rate: float, depth: int) -> list[Branch]:
 
 
 @given(foresights(), RATES, DEPTHS)
-def test_likeliest_come_first(outcomes: Outcomes, rate: float, depth: int) -> None:
+def test_outcomes_begin_with_the_likeliest(outcomes: Outcomes, rate: float, depth: int) -> None:
     hit_rates = outcomes.hit_rates()
 
     def probability(way: Branch) -> float:

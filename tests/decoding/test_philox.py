@@ -20,13 +20,13 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("rounds", "counter", "key", "words"), KNOWN_ANSWERS)
-def test_known_answers(
+def test_philox_returns_the_known_answers(
     rounds: int, counter: tuple[int, int, int, int], key: int, words: tuple[int, ...]
 ) -> None:
     assert philox(counter, key, rounds) == words
 
 
-def test_uniform_numbers_are_uniform() -> None:
+def test_uniform_returns_numbers_of_uniform_distribution() -> None:
     counts = [0] * 16
     for position in range(4000):
         counts[int(uniform(7, position, 0, Purpose.ACCEPT) * 16)] += 1

@@ -88,7 +88,9 @@ def processed(one: ChoiceContext, logits: Tensor = LOGITS) -> list[float]:
         ({"temperature": 0.0, "verification": "block"}, (), [BANNED, BANNED, 2.0, BANNED, BANNED]),
     ],
 )
-def test_setting_on_one_row(chosen: dict[str, Any], path: tuple[int, ...], expected: list[float]) -> None:
+def test_process_applies_a_setting_to_its_row(
+    chosen: dict[str, Any], path: tuple[int, ...], expected: list[float]
+) -> None:
     assert processed(row(path, **chosen)) == pytest.approx(expected)
 
 

@@ -52,6 +52,6 @@ def test_min_tokens_must_not_exceed_max_tokens() -> None:
         Sampling(min_tokens=5, max_tokens=4)
 
 
-def test_settings_do_not_change() -> None:
+def test_sampling_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Sampling().temperature = 0.5  # type: ignore[misc]

@@ -65,7 +65,7 @@ def assert_same_function(source: Path, inflated: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_every_logit_stays(tmp_path: Path, sizes: dict[str, Any], tied: bool) -> None:
+def test_inflate_keeps_every_logit(tmp_path: Path, sizes: dict[str, Any], tied: bool) -> None:
     source = random_llama(tmp_path / "source", tie_word_embeddings=tied)
     inflate(source, tmp_path / "inflated", **sizes)
     assert_same_function(source, tmp_path / "inflated")
@@ -147,7 +147,7 @@ def test_inflate_of_a_llama_with_biases_is_refused_by_name(tmp_path: Path, field
         inflate(source, tmp_path / "inflated")
 
 
-def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+def test_inflate_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     config = Qwen2Config(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, intermediate_size=48, num_attention_heads=4
     )

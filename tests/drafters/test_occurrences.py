@@ -93,7 +93,9 @@ def test_occurrences_guess_equals_a_plain_search(text: list[int], depth: int) ->
 
 @given(st.lists(texts, max_size=4), texts)
 @example([[1, 0], [1, 0, 0, 1, 0, 0, 1], [1, 0]], [1, 0])
-def test_no_match_runs_from_one_text_into_the_next(others: list[list[int]], context: list[int]) -> None:
+def test_occurrences_match_does_not_run_into_the_next_text(
+    others: list[list[int]], context: list[int]
+) -> None:
     # An end of its own for each text: no end is to be guessed for having come twice.
     ended = [token for number, text in enumerate(others) for token in (*text, -1 - number)]
     guess = text_of(*others).guess(array("q", context), 8)

@@ -41,7 +41,7 @@ def test_suffix_never_drafts_from_another_caller_or_task(scope: Scope) -> None:
     assert drafted(past, scope, [1, 2, 3]) == ()
 
 
-def test_nothing_is_kept_of_callers_that_nobody_knows() -> None:
+def test_past_answers_of_unknown_callers_are_not_kept() -> None:
     past = PastAnswers(100)
     past.add(NOBODYS, ANSWER)
     past.add(Scope(None, "code"), ANSWER)
@@ -72,7 +72,7 @@ def test_past_answers_forget_the_oldest_of_all_scopes_first() -> None:
     assert drafted(past, MINE, [21, 22]) == (23, 24)
 
 
-def test_of_a_long_answer_the_end_is_kept() -> None:
+def test_past_answers_keep_the_end_of_a_long_answer() -> None:
     past = PastAnswers(5)
     past.add(MINE, ANSWER)
     assert drafted(past, MINE, [3, 4]) == (5, 6)
@@ -86,7 +86,9 @@ def test_of_a_long_answer_the_end_is_kept() -> None:
     st.integers(0, 40),
     st.lists(st.tuples(st.sampled_from([MINE, THEIRS]), st.lists(st.integers(0, 3), max_size=50))),
 )
-def test_there_are_never_more_tokens_than_allowed(limit: int, answers: list[tuple[Scope, list[int]]]) -> None:
+def test_past_answers_have_no_more_tokens_than_allowed(
+    limit: int, answers: list[tuple[Scope, list[int]]]
+) -> None:
     past = PastAnswers(limit)
     for scope, answer in answers:
         past.add(scope, answer)

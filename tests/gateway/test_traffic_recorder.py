@@ -77,7 +77,7 @@ async def test_recorder_without_settings_keeps_nothing(tokenizer, tmp_path):
     assert not (tmp_path / "kept").exists()
 
 
-async def test_each_api_key_has_a_folder_that_can_be_deleted(tokenizer, tmp_path):
+async def test_recorder_folder_of_an_api_key_can_be_deleted(tokenizer, tmp_path):
     record = settings(tmp_path, by_caller=True)
     mine, theirs = (tmp_path / digest(key)[:DIGEST_DIGITS] for key in KEYS)
     async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=KEYS, record=record) as client:
@@ -139,7 +139,7 @@ def test_recorder_folder_is_bounded_and_the_oldest_go_first(tmp_path):
     )  # at least 80 % of the space is used
 
 
-def test_several_gateways_share_the_bound(tmp_path):
+def test_recorders_of_several_gateways_share_the_bound(tmp_path):
     clock = Clock()
     record = RecordSettings(**settings(tmp_path, max_bytes=2**14))
     folders = [RecordFolder(record, name, clock) for name in ("a", "b")]

@@ -119,7 +119,7 @@ def test_plain_decoding_beside_rounds_has_a_factor_of_its_own():
     assert calibration.plain_factor == pytest.approx(1.0, abs=1e-3)
 
 
-def test_each_drafter_has_rounds_of_its_own():
+def test_calibration_of_a_drafter_ignores_rounds_of_others():
     calibration = Calibration()
     for _ in range(LONG):
         calibration.observe_round("slow", 4, 0.15, 0.1, 1)

@@ -114,7 +114,7 @@ def test_batch_requests_lose_their_drafts_first():
     assert fewer[-1] == (0, 0)
 
 
-def test_best_depths_keep_caps():
+def test_best_depths_of_a_capped_sequence_keep_its_cap():
     capped = reach(0.95, 0.95)
     capped[0, 2:] = 0.0
     assert best_depths(capped, np.zeros(2, bool), Machine())[0] <= 2

@@ -111,7 +111,7 @@ def test_pace_counts_the_tokens_that_an_index_adds_to_drafts(further, pays):
     assert (mean(service.run(100)) > 0.5) is pays
 
 
-def test_further_nodes_pay_for_one_stream_and_for_no_stream_of_a_full_batch():
+def test_pace_adds_nodes_for_one_stream_and_for_no_stream_of_a_full_batch():
     service = Service()
     service.run(200)
     alone = service.sequences[0].decision.least_survival

@@ -21,7 +21,7 @@ SETTINGS = PaceSettings()
         (0.9, 128, True, 0),
     ],
 )
-def test_thresholds(rate, running, is_drafting, depth):
+def test_threshold_depth_follows_rate_and_load(rate, running, is_drafting, depth):
     assert threshold_depth(SETTINGS, rate, running, is_drafting=is_drafting) == depth
 
 

@@ -55,7 +55,7 @@ def test_sampling_survives_the_wire(sampling):
     assert sampling_from_message(over_the_wire(sampling_to_message(sampling))) == sampling
 
 
-def test_every_sampling_setting_has_a_field_of_its_name():
+def test_sampling_message_has_a_field_for_every_setting():
     assert set(generation_pb2.Sampling.DESCRIPTOR.fields_by_name) == set(Sampling.model_fields)
 
 

@@ -129,7 +129,7 @@ def test_field_with_a_meaning_becomes_its_setting(path: str) -> None:
         assert {name: found[group][name] for name in given} == given
 
 
-def test_every_field_is_translated_or_told_or_takes_one_value() -> None:
+def test_llm_config_field_is_translated_or_told_or_takes_one_value() -> None:
     """A field without any of it would be dropped without a word."""
     by_path = dict(fields(LLMConfig))
     translates = {*TRANSLATED, *OF_A_METHOD}
@@ -185,7 +185,7 @@ def test_ingress_deployment_gives_the_number_of_gateways_and_wins() -> None:
     ],
     ids=str,
 )
-def test_method_becomes_a_drafter(asked: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_speculative_method_becomes_a_drafter(asked: dict[str, Any], expected: dict[str, Any]) -> None:
     found = speculating(**asked)
     places = {"drafters": found["target"].get("drafters"), **found}
     assert {name: places[name] for name in expected} == expected
@@ -267,5 +267,5 @@ def test_demo_pair_is_accepted_by_its_folders() -> None:
     assert (found.target.name, found.drafts["model"].model) == ("demo", str(DEMO / "draft"))
 
 
-def test_every_argument_of_the_builder_has_a_meaning() -> None:
+def test_builder_argument_of_any_name_has_a_meaning() -> None:
     assert [path for path, field in fields(BuilderArguments) if not field.description] == []

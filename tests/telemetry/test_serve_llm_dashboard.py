@@ -22,7 +22,7 @@ def test_panel_finds_its_series(title: str) -> None:
     assert asked(QUERIES[title]) <= SERIES
 
 
-def test_every_metric_of_vllm_is_asked_for_by_a_panel() -> None:
+def test_serve_llm_panels_ask_for_every_metric_of_vllm() -> None:
     named = {name for query in QUERIES.values() for name in asked(query)}
     assert len(named) > 12
     assert [metric.name for metric in AS_VLLM if not {*series_of(metric)} & named] == []

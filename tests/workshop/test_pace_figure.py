@@ -18,7 +18,7 @@ def test_page_names_the_chosen_depth():
     assert f"The pace chooses depth {chosen(RATE, 1):.0f}." in PAGE
 
 
-def test_figure_is_drawn(tmp_path):
+def test_pace_figure_is_drawn(tmp_path):
     draw(tmp_path / "pace.png")
     assert (tmp_path / "pace.png").stat().st_size > 10_000
     assert FIGURE.is_file()

@@ -158,7 +158,7 @@ def test_response_template_demo_chat_template_shows_its_calls():
     assert calls_of(said(known, f"<tool_call>{WEATHER}</tool_call>")[0]) == [("get_weather", PARIS)]
 
 
-def test_only_the_special_tokens_that_a_template_goes_by_are_kept():
+def test_parser_keeps_only_the_special_tokens_that_its_template_goes_by():
     special = ["<|eot_id|>", "<|python_tag|>", "<|begin_of_text|>"]
     assert marks(of_chat_template(LLAMA3), special) == {"<|eot_id|>", "<|python_tag|>"}
     assert marks(RESPONSE_TEMPLATE, ["<|end|>", "<|user|>"]) == {"<|end|>"}

@@ -123,7 +123,7 @@ def busy(monkeypatch):
 
 
 @pytest.mark.parametrize("path", WORK)
-async def test_every_endpoint_with_a_body_waits_for_a_place_before_its_work(tokenizer, busy, path):
+async def test_endpoint_with_a_body_waits_for_a_place_before_its_work(tokenizer, busy, path):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), max_waiting=0) as client:
         first = asyncio.create_task(client.post("/tokenize", json={"prompt": "x"}))
         await eventually(lambda: busy)
@@ -142,7 +142,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("method", CALLS)
-async def test_every_method_with_work_waits_for_a_place_before_it(tokenizer, busy, method):
+async def test_grpc_method_with_work_waits_for_a_place_before_it(tokenizer, busy, method):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet, AsyncExitStack() as places:
         servicer = servicer_of(fleet, tokenizer, max_waiting=0)
         preparations = servicer.generation.preparations
@@ -171,7 +171,7 @@ async def test_detokenize_more_ids_than_a_context_are_refused(tokenizer):
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tokens")
 
 
-def test_most_at_once_leaves_room_for_health_beside_all_that_is_bounded():
+def test_request_settings_most_at_once_leaves_room_for_health():
     few = RequestSettings(max_requests=1, max_waiting=1)
     many = RequestSettings(max_requests=101, max_waiting=11)
     assert few.most_at_once > BODIES_AT_ONCE

@@ -86,7 +86,7 @@ def test_strict_calls_leave_other_text_free(family):
     assert tokens.follows(form, f"I look.{text.replace('Rome', 'Bonn')}")[0] is False
 
 
-def test_whatever_is_said_under_force_is_read_as_a_call_of_the_schema(family):
+def test_forced_text_is_read_as_a_call_of_the_schema(family):
     answers, prefix, _, tokens = family
     form = CallGrammar(answers.calls, tokens.added, "tool_choice").only_calls(TOOLS[:1], several=False)
     texts = [text for seed in range(8) if (text := tokens.said(form, seed)) is not None]

@@ -106,7 +106,7 @@ async def test_get_model_lists_the_adapters(tokenizer):
     assert [*model.adapters] == ["brief", "legal"]
 
 
-async def test_every_token_says_where_it_comes_from_and_the_seed_comes_first(tokenizer):
+async def test_grpc_stream_tells_the_seed_first_and_the_origin_of_every_token(tokenizer):
     message = generation_pb2.GenerateRequest(text="x", sampling=SAMPLING)
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         chunks = [chunk async for chunk in servicer_of(fleet, tokenizer).Generate(message, Context())]

@@ -95,7 +95,7 @@ async def test_field_that_changes_the_answer_is_refused_though_unknown_ones_are_
     assert "would change the answer" in error["message"]
 
 
-def test_each_field_that_one_endpoint_serves_is_served_or_refused_by_the_others():
+def test_field_that_one_endpoint_serves_is_served_or_refused_by_the_others():
     models = {path: ENDPOINTS[path].request.model_fields for path in (COMPLETIONS, CHATS, RESPONSES)}
     read = {
         name for model in models.values() for name, field in model.items() if field.description != NOT_READ

@@ -13,7 +13,7 @@ SCORING = {"echo": True, "logprobs": 1, "max_tokens": 0}
 
 
 @pytest.mark.parametrize("prompts", [["x", "yy"], [[120], [121, 121]]], ids=["texts", "token ids"])
-async def test_each_prompt_is_answered_n_times_in_order(client, prompts):
+async def test_completion_of_several_prompts_has_n_answers_to_each_in_order(client, prompts):
     body = (
         await client.post("/v1/completions", json={**ASK, "prompt": prompts, "n": 2, "echo": True})
     ).json()
@@ -83,7 +83,7 @@ async def test_prompts_scored_keep_the_generated_text(client):
 
 
 @pytest.mark.parametrize("ask", [{}, {"stream": True}], ids=str)
-async def test_without_logprobs_nothing_is_asked_of_a_worker(tokenizer, ask):
+async def test_echo_without_logprobs_asks_no_worker(tokenizer, ask):
     target = ScriptedTarget(ANSWER)
     async with client_of(tokenizer, target) as client:
         response = await client.post("/v1/completions", json={**ASK, **ask, "echo": True, "max_tokens": 0})

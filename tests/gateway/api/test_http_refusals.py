@@ -101,7 +101,7 @@ async def test_drafter_that_the_target_has_is_served(tokenizer):
     assert ("medusa" in offered, "eagle3" in offered) == (True, False)
 
 
-async def test_another_model_is_not_found(client):
+async def test_request_for_another_model_is_not_found(client):
     response = await client.post("/v1/completions", json={**ASK, "model": "other"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"

@@ -42,7 +42,7 @@ async def test_tokenize_wrong_field_is_named(client, path, wrong, field):
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
-async def test_another_model_is_not_found(client):
+async def test_request_for_another_model_is_not_found(client):
     for path, ask in (("tokenize", {"prompt": "x"}), ("detokenize", {"tokens": []})):
         assert (await client.post(f"/{path}", json={**ask, "model": "other"})).status_code == 404
 

@@ -85,7 +85,7 @@ async def test_tools_without_parallel_calls_return_the_first_call(tokenizer):
     assert read(choice["message"]["tool_calls"]) == TOLD[:1]
 
 
-async def test_with_the_choice_none_the_tools_are_not_offered_and_text_stays_text(tokenizer):
+async def test_tool_choice_none_offers_no_tools_and_leaves_text_unchanged(tokenizer):
     async with calling(tokenizer) as (client, target):
         choice = (await client.post("/v1/chat/completions", json={**ASK, "tool_choice": "none"})).json()
     assert choice["choices"][0]["message"]["content"] == CALLS

@@ -165,7 +165,7 @@ async def test_openai_client_streams_responses(tokenizer):
     assert answer.output_text == TEXT
 
 
-async def test_several_prompts_and_their_own_log_probabilities(client):
+async def test_openai_client_gets_log_probabilities_of_several_prompts(client):
     answer = await client.completions.create(
         model="m", prompt=["x", "yy"], max_tokens=0, echo=True, logprobs=1
     )

@@ -76,7 +76,7 @@ async def events_of(client, path, ask):
     return [json.loads(event) for event in data if event != "[DONE]"]
 
 
-async def test_every_path_is_described_in_words(client):
+async def test_openapi_paths_are_described_in_words(client):
     document = (await client.get("/openapi.json")).json()
     assert document["paths"].keys() == {name.rpartition(" ")[2] for name in ENDPOINTS}
     operations = [operation for path in document["paths"].values() for operation in path.values()]
@@ -246,7 +246,7 @@ async def test_openapi_refusal_matches_its_description(tokenizer, status):
     assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
-async def test_without_a_target_health_and_ping_say_so_as_it_is_described(tokenizer):
+async def test_health_and_ping_without_a_target_answer_as_described(tokenizer):
     async with client_of(tokenizer, None) as client:
         description = await described(client)
         response = await client.get("/health")

@@ -30,5 +30,5 @@ def test_refusal_is_one_line_without_its_text(is_wrapped):
     assert (record.getMessage(), record.exc_info) == ("Request failed. InvalidRequestError", None)
 
 
-def test_defect_keeps_its_traceback():
+def test_log_of_a_defect_has_its_traceback():
     assert logged(RuntimeError("x")).exc_info is not None

@@ -309,7 +309,7 @@ ALWAYS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assis
         ("{{ '' if messages[-1].content.endswith('?') else '!' }}" + ALWAYS, "[assistant]"),
     ],
 )
-async def test_how_the_answer_begins_is_what_the_template_writes_after_the_last_message(source, answer_start):
+async def test_answer_beginning_is_what_the_template_writes_after_the_last_message(source, answer_start):
     rendered = await prompts_of(source).rendered(messages_of("<think>", " Why <think>?"))
     assert rendered.answer_start.lstrip() == answer_start
 

@@ -118,7 +118,7 @@ async def answers(
     return dict(zip(keys, found, strict=True)), losses
 
 
-async def test_every_schema_is_accepted() -> None:
+async def test_grammar_of_every_schema_is_accepted() -> None:
     with closing(GrammarChecks(load_tokenizer(str(DEMO / "target")), compile_s=2)) as grammars:
         for schema in SCHEMAS.values():
             assert await grammars.grammar(Form("json_schema", json.dumps(schema), "schema"), later(LIMIT_S))

@@ -122,7 +122,7 @@ async def test_completions_grammar_takes_too_much_names_its_field_and_others_are
     assert is_right((await complete(service, **fields))["text"])
 
 
-async def test_any_object_is_json_as_far_as_it_got(service: Service) -> None:
+async def test_json_object_answer_is_json_as_far_as_it_got(service: Service) -> None:
     answer = await complete(service, response_format={"type": "json_object"}, max_tokens=12)
     assert answer["text"].startswith("{")
     if answer["finish_reason"] == "stop":
@@ -281,7 +281,9 @@ async def test_grpc_gives_the_same_answer_as_http(service: Service, form: str) -
         ({"json_object": False}, "structured_outputs"),
     ],
 )
-async def test_grpc_refuses_by_name(service: Service, form: dict[str, Any], field: str) -> None:
+async def test_grpc_wrong_form_is_refused_with_the_name_of_its_field(
+    service: Service, form: dict[str, Any], field: str
+) -> None:
     stub = generation_pb2_grpc.GenerationStub(service.channel)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.Complete(grpc_request(**form))

@@ -95,7 +95,7 @@ async def test_tokens_of_a_finished_answer_are_what_was_used(tokenizer):
     assert 1000 - 3 * USED <= left <= 1000 - 2 * USED + 40
 
 
-async def test_other_endpoints_and_health_tell_nothing_of_limits(tokenizer):
+async def test_limit_headers_are_absent_from_other_endpoints_and_health(tokenizer):
     async with client_with(tokenizer, requests_per_minute=1) as client:
         for path in ("/v1/models", "/health", "/loads"):
             response = await client.get(path)

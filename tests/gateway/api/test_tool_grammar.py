@@ -97,7 +97,7 @@ def test_forced_answer_is_a_call_and_nothing_else(tokens, name):
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_several_calls_are_forced_where_the_format_has_room_for_them(tokens, name):
+def test_forced_calls_are_several_if_the_format_has_room_for_them(tokens, name):
     source, text = FORMATS[name][0], SEVERAL[name]
     format_ = format_of(source, tokens)
     assert tokens.follows(format_.only_calls(TOOLS, several=True), text) == (True, True)
@@ -119,7 +119,7 @@ def test_strict_calls_are_right_and_text_is_free(tokens, name):
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("source", [HERMES, LLAMA3, MISTRAL])
-def test_whatever_a_model_says_under_force_is_read_as_a_call(tokens, source, seed):
+def test_forced_text_of_any_model_is_read_as_a_call(tokens, source, seed):
     chooser = random.Random(seed)
     matcher = tokens.matcher(format_of(source, tokens).only_calls(TOOLS, several=False))
     said = []

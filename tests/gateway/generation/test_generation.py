@@ -79,7 +79,7 @@ async def test_prepare_without_a_seed_draws_one(tokenizer):
     assert again.sequences[0].noise_key == drawn[0].sequences[0].noise_key
 
 
-async def test_two_prompts_under_one_seed_share_no_noise(tokenizer):
+async def test_prompts_under_one_seed_share_no_noise(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
         keys = {
@@ -162,7 +162,7 @@ async def test_choices_differ_in_noise_and_the_first_equals_a_single_answer(toke
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_every_choice_is_a_whole_answer_and_usage_comes_last(tokenizer, mode):
+async def test_chunks_of_several_choices_are_whole_answers_and_usage_comes_last(tokenizer, mode):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3])) as fleet:
         chunks = await answer(fleet, tokenizer, request(n=3, mode=mode))
     for choice in range(3):
@@ -175,7 +175,7 @@ async def test_every_choice_is_a_whole_answer_and_usage_comes_last(tokenizer, mo
     assert usage.stats.target_passes + usage.stats.accepted == 3 * len(ANSWER)
 
 
-async def test_every_token_has_a_piece_of_text(tokenizer):
+async def test_chunk_has_a_piece_of_text_for_every_token(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         chunks = await answer(fleet, tokenizer, request())
     assert all(len(chunk.pieces) == len(chunk.tokens) for chunk in chunks)

@@ -46,17 +46,17 @@ def test_pieces_joined_are_the_whole_text_for_any_run_of_single_bytes(ids):
 
 
 @given(st.text(alphabet="the cats€😀", max_size=20))
-def test_no_piece_breaks_a_character_spelled_in_single_bytes(text):
+def test_answer_text_pieces_break_no_character_spelled_in_single_bytes(text):
     assert all(REPLACEMENT not in piece for piece in pieces_of(WORDS, WORDS.encode(text).ids))
 
 
 @given(st.text(alphabet="a€😀", max_size=20))
-def test_no_piece_breaks_a_character(text):
+def test_answer_text_pieces_break_no_character(text):
     assert all(REPLACEMENT not in piece for piece in pieces_of(BYTES, BYTES.encode(text).ids))
 
 
 @given(st.lists(st.integers(0, END) | st.sampled_from(list("é€😀".encode())), max_size=40))
-def test_no_more_than_one_incomplete_character_is_held_back(ids):
+def test_answer_text_holds_back_one_incomplete_character_at_most(ids):
     detokenizer, said = Detokenizer(Vocabulary(BYTES)), ""
     for count, token_id in enumerate(ids, start=1):
         said += detokenizer.add(token_id)

@@ -191,7 +191,7 @@ def test_registry_put_twice_holds_the_newest_workers(empty_registry):
     assert [entry.address for entry in registry.workers()] == ["b:1", "c:1"]
 
 
-def test_refusal_pickled_survives():
+def test_invalid_request_error_survives_pickling():
     import pickle
 
     error = pickle.loads(pickle.dumps(InvalidRequestError("top_p", "must be at most 1")))

@@ -78,7 +78,7 @@ def test_honest_answer_whose_noise_all_prompts_share_is_honest(audit: Any) -> No
     assert code == HONEST, said
 
 
-def test_honest_answer_is_honest(audit: Any) -> None:
+def test_audit_of_an_honest_answer_says_honest(audit: Any) -> None:
     code, said = audit(receipt_of(engine("target")))
     assert code == HONEST
     assert said.endswith(f"receipt.json: honest, {COUNT} tokens, each is the choice\n")

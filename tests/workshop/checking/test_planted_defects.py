@@ -22,14 +22,14 @@ LONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
-async def test_planted_defect_is_found(both: Services, name: str) -> None:
+async def test_check_finds_a_planted_defect(both: Services, name: str) -> None:
     asked, reason = {**QUICK, **LONG}[name]
     report = await both.checked(DEFECTS[name], **asked)
     assert report.differs
     assert any(reason in found for found in report.reasons)
 
 
-async def test_equal_services_have_no_difference(both: Services) -> None:
+async def test_check_of_equal_services_finds_no_difference(both: Services) -> None:
     report = await both.checked(Defect(), samples=16, sampled_prompts=1, sampled_tokens=4, **FEW)
     assert report.reasons == ()
     assert report.seeded is not None
@@ -40,13 +40,13 @@ async def test_equal_services_have_no_difference(both: Services) -> None:
 
 
 @pytest.mark.slow
-async def test_equal_services_have_no_difference_at_length(both: Services) -> None:
+async def test_check_of_equal_services_at_length_finds_no_difference(both: Services) -> None:
     for settings in ({"requests": 96, "samples": 0}, {"requests": 0, "samples": 128, "sampled_prompts": 4}):
         assert (await both.checked(Defect(), verification="rejection", **settings)).reasons == ()
 
 
 @pytest.mark.slow
-async def test_other_type_of_weights_is_found_unless_the_tolerance_covers_it() -> None:
+async def test_check_finds_another_type_of_weights_unless_the_tolerance_covers_it() -> None:
     async with services(DEFECTS["bfloat16"].b_target) as both:
         report = await both.checked(DEFECTS["bfloat16"], requests=16)
         assert any("log-probabilities" in reason for reason in report.reasons)

@@ -36,7 +36,7 @@ def parted(a: CheckedText, b: CheckedText, kind: Kind = "greedy") -> AnswerDiffe
     return difference
 
 
-def test_equal_answers_do_not_part_and_tell_what_rounding_did() -> None:
+def test_compared_answers_that_are_equal_have_only_rounding_differences() -> None:
     pair = compared(3, "greedy", text("a", "b"), text("a", "b", at={1: {"b": -1.25}}), TOLERANCE)
     assert pair == AnswerPair(3, "greedy", 2, 0.25, 0.25, None)
 

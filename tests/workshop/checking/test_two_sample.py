@@ -106,7 +106,7 @@ def test_two_sample_test_of_one_repeated_text_has_no_tables() -> None:
     assert (found.p_value, found.num_tables, found.distance) == (1.0, 0, None)
 
 
-def test_same_seed_gives_the_same_p_value() -> None:
+def test_two_sample_test_repeats_its_p_value_with_the_seed() -> None:
     generator = np.random.default_rng(5)
     samples = [(texts(PROBS, 30, 3, generator), texts(PROBS, 40, 3, generator))]
     assert two_sample_test(samples, 0.01, 7) == two_sample_test(samples, 0.01, 7)

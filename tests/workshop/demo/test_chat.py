@@ -32,7 +32,7 @@ def tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_turns_follow_one_another() -> None:
+def test_chat_turns_follow_one_another() -> None:
     chat = [system("Answer briefly."), user("Hello!"), assistant("Hello."), user("Who are you?")]
     text = "<|system|>Answer briefly.<|end|><|user|>Hello!<|end|><|assistant|>Hello.<|end|>"
     assert render(chat, [], begin_answer=False) == f"{text}<|user|>Who are you?<|end|>"

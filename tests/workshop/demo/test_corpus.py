@@ -33,7 +33,7 @@ def test_even_documents_are_there_for_what_must_be_read() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_size_is_bounded(kind: str) -> None:
+def test_corpus_size_is_bounded(kind: str) -> None:
     *others, _ = corpus().training[kind]
     assert sum(map(len, others)) < 200_000
 

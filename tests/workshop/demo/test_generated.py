@@ -18,7 +18,7 @@ def texts(kind: str, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", GENERATORS)
-def test_same_seed_gives_the_same_documents(kind: str) -> None:
+def test_generated_documents_repeat_with_the_seed(kind: str) -> None:
     assert texts(kind, 20) == texts(kind, 20)
     assert len(set(texts(kind, 20))) > 10
 
@@ -54,7 +54,7 @@ def test_equations_are_true() -> None:
     assert checked > 500
 
 
-def test_conversations_hold_together() -> None:
+def test_conversations_refer_to_what_was_said() -> None:
     """A name that was told is known, and a brief answer is one sentence."""
     known = brief = 0
     for text in texts("conversations", 300):

@@ -15,7 +15,7 @@ TOKENIZER = train_tokenizer(
 )
 
 
-def test_any_text_comes_back_unchanged() -> None:
+def test_tokenizer_returns_any_text_unchanged() -> None:
     text = "def naïve(x):\n\tif x >= 10**6:  # 日本 🙂\n        return None"
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
 

@@ -31,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_checkpoints_load(pair: Path, role: str) -> None:
+def test_train_checkpoints_can_be_loaded(pair: Path, role: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(pair / role)
     tokenizer = AutoTokenizer.from_pretrained(pair / role)
     assert model.dtype == torch.bfloat16

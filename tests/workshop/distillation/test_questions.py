@@ -36,7 +36,7 @@ def test_split_holds_out_a_share_of_each_task_up_to_the_limit() -> None:
     assert sorted(question.task or "" for question in held_out) == ["few"] * 2 + ["many"] * 4
 
 
-def test_same_seed_divides_alike_and_another_does_not() -> None:
+def test_split_repeats_with_the_seed_and_differs_with_another() -> None:
     questions = asked(None, *range(100))
     divided = [split(questions, DistilSettings(seed=seed)) for seed in (1, 1, 2)]
     assert divided[0] == divided[1] != divided[2]
