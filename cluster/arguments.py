@@ -14,14 +14,13 @@ from pydantic import ValidationError
 
 from cluster.groups import DEFAULT_DRAFT
 from cluster.settings import Settings
-from cluster.settings_errors import SettingsError, refusal
+from cluster.settings_errors import RESOURCES, SettingsError, refusal
 from cluster.settings_file import read_file
 
 Fields: TypeAlias = dict[str, Any]  # fields by group, or by name within a group
 
 CONFIG = "config"
 SHORT = {"target": "target.model", "draft": f"drafts.{DEFAULT_DRAFT}.model"}  # short names, for string values
-WHOLE = "resources"  # the only setting whose value is a dictionary
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
@@ -90,7 +89,7 @@ def _merged(below: Fields, above: Fields) -> Fields:
     """Merges setting by setting; ``above`` wins."""
     both = {
         name: _merged(below[name], above[name])
-        for name in below.keys() & above.keys() - {WHOLE}
+        for name in below.keys() & above.keys() - {RESOURCES}
         if isinstance(below[name], dict) and isinstance(above[name], dict)
     }
     return {**below, **above, **both}
@@ -103,7 +102,7 @@ def _in_both(fields: Fields, others: Fields) -> str:
 
 def _paths(fields: Fields, before: str = "") -> Iterator[str]:
     for name, value in fields.items():
-        if isinstance(value, dict) and name != WHOLE:
+        if isinstance(value, dict) and name != RESOURCES:
             yield from _paths(value, f"{before}{name}.")
         else:
             yield f"{before}{name}"

@@ -19,12 +19,18 @@ POLL_S = 1.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m cluster.drain", description="Drains a node of Ray.")
+    parser.add_argument("--within", type=int, required=True, metavar="S", help="seconds until it is stopped")
+    parser.add_argument("--node", metavar="ID", help="[the one that this runs on]")
+    options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.within
     ray.init(address="auto", namespace="serve", log_to_driver=False)
     node = options.node or ray.get_runtime_context().get_node_id()
     controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    _drain(node, options.within)
+    # Ray offers this to its autoscaler and on the command line, but not in Python.
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node]
+    command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is being stopped"]
+    subprocess.run([*command, "--deadline-remaining-seconds", str(options.within)], check=True)
     try:
         while here := _on(node, ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER_S)):
             if time.monotonic() > deadline:
@@ -37,14 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _drain(node: str, within_s: int) -> None:
-    """Tells Ray that the node leaves. Raises CalledProcessError if Ray refuses."""
-    # Ray offers this to its autoscaler and on the command line, but not in Python.
-    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node]
-    command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is being stopped"]
-    subprocess.run([*command, "--deadline-remaining-seconds", str(within_s)], check=True)
-
-
 def _on(node: str, details: dict[str, Any]) -> list[str]:
     """Returns Serve's replicas and proxy on the node. details: answer of Serve's controller."""
     replicas = [
@@ -55,13 +53,6 @@ def _on(node: str, details: dict[str, Any]) -> list[str]:
         if replica.get("node_id") == node  # a replica has no node while it is being placed
     ]
     return replicas + (["proxy"] if node in details["proxies"] else [])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m cluster.drain", description="Drains a node of Ray.")
-    parser.add_argument("--within", type=int, required=True, metavar="S", help="seconds until it is stopped")
-    parser.add_argument("--node", metavar="ID", help="[the one that this runs on]")
-    return parser
 
 
 if __name__ == "__main__":

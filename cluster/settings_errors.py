@@ -12,7 +12,7 @@ from cluster.settings import Settings
 
 NO_GROUP = ("model_type", "model_attributes_type", "dict_type")  # pydantic's types of errors
 OTHER_NAMES = ("config", "draft")  # arguments that are no field of Settings
-RESOURCES = "resources"  # setting with names that users choose
+RESOURCES = "resources"  # the only setting whose value is a dictionary: users choose its names
 
 
 class SettingsError(ValueError):

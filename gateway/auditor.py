@@ -13,7 +13,7 @@ from gateway.sequence import GatewaySequence
 from gateway.settings import AuditSettings
 from gateway.workers.fleet import Fleet
 from outrider.receipts.receipt import Numerics
-from outrider.receipts.verdict import AuditVerdict, judged, tolerance_of
+from outrider.receipts.verdict import judged, tolerance_of
 from protos import rounds_pb2
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -87,7 +87,9 @@ class Auditor:
                 margins += reply.margins
         numerics = Numerics.of(stream.worker.settings)
         verdict = judged(margins, sequence.sampling, tolerance_of(numerics))
-        self._count(verdict)
+        self.counts.tokens += verdict.tokens
+        self.counts.near_ties += verdict.near_ties
+        self.counts.wrong += verdict.wrong
         if verdict.differs:
             logger.error(
                 "an audit finds another answer: %s; %d of %d tokens are wrong, model %s, served by %s,"
@@ -101,8 +103,3 @@ class Auditor:
             )
             return "differs"
         return "near-ties" if verdict.near_ties else "same"
-
-    def _count(self, verdict: AuditVerdict) -> None:
-        self.counts.tokens += verdict.tokens
-        self.counts.near_ties += verdict.near_ties
-        self.counts.wrong += verdict.wrong

@@ -73,7 +73,9 @@ def picture(record: dict[str, Any]) -> str:
             _write(svg, x, bottom - 8, f"and {len(lines) - LINES} lines more", "soft")
     _write(svg, MARGIN, bottom + 18, _verdict(kind), "verdict")
     _write(svg, MARGIN, bottom + 42, _ratios(record["kinds"]), "soft")
-    _write(svg, MARGIN, bottom + 62, _machine(record), "soft")
+    machine = record["machine"]
+    told = f"{machine['processor']}, {machine['cores']} cores, {record['date']}: {record['command']}"
+    _write(svg, MARGIN, bottom + 62, told, "soft")
     ElementTree.indent(svg)
     return ElementTree.tostring(svg, encoding="unicode") + "\n"
 
@@ -125,11 +127,6 @@ def _ratios(kinds: dict[str, Any]) -> str:
     equal = "all texts equal" if all(kind["same_text"] for kind in kinds.values()) else "SOME TEXTS DIFFER"
     medians = ", ".join(f"{name} {ratio:.2f} times" for name, ratio in known.items())
     return f"Medians of {runs} run{'s' if runs > 1 else ''}: {medians or 'none'}; {equal}"
-
-
-def _machine(record: dict[str, Any]) -> str:
-    machine = record["machine"]
-    return f"{machine['processor']}, {machine['cores']} cores, {record['date']}: {record['command']}"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ async def in_chat(
         InvalidRequestError: a message is invalid, or the chat template refuses the chat.
     """
     try:
-        read = TextChat.model_validate({"messages": [_fields(message) for message in chat.messages]})
+        read = TextChat.model_validate(
+            {"messages": [{"content": "", **set_fields(message)} for message in chat.messages]}
+        )
         rendered = await prompts.rendered(read.messages)
         ids = await generation.prompts.of_chat(rendered.pieces)
         named = request.sampling.model_dump(exclude_unset=True)
@@ -43,7 +45,3 @@ async def in_chat(
     return replace(
         request, prompts=(ids,), sampling=sampling, ends=prompts.ends, continues_text=False, form=form
     )
-
-
-def _fields(message: generation_pb2.TextMessage) -> dict[str, str]:
-    return {"content": "", **set_fields(message)}

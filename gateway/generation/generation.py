@@ -173,7 +173,8 @@ class Generation:
         sampling = sampling.model_copy(
             update={"seed": seed, "verification": rule, "grammar": grammar, "stop_token_ids": stops}
         )
-        task = _task(request.task, adapter.name)
+        # Acceptance is counted by task and adapter, because it depends on both.
+        task = "/".join(filter(None, (adapter.name, request.task))) or None
         scope = Scope(caller, task)
         make = partial(sequences_of, request, prompts, sampling, scope, adapter, predictions)
         prompt_tokens, answers = sum(map(len, prompts)), request.n * len(prompts)
@@ -368,8 +369,3 @@ class Generation:
         """Returns where the text of each token begins in the text of all tokens, in characters."""
         text = AnswerText(self._vocabulary(frozenset()), ())
         return tuple(piece.start for piece in text.add([*token_ids], ends=True))
-
-
-def _task(task: str | None, adapter: str) -> str | None:
-    """Returns the label under which acceptance is counted, with the adapter: acceptance depends on it."""
-    return "/".join(filter(None, (adapter, task))) or None

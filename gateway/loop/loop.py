@@ -28,7 +28,7 @@ from gateway.events import Ended, Events, SequenceFailed, Switched, TargetLost
 from gateway.loop.answer_trace import NoTrace
 from gateway.loop.draft_source import DraftSource
 from gateway.loop.parking import Parking
-from gateway.loop.phases import Parts, PlainPhase, PromptPhase, RoundPhase, SequencePhase
+from gateway.loop.phases import PhaseContext, PlainPhase, PromptPhase, RoundPhase, SequencePhase
 from gateway.loop.second_targets import SecondTargets
 from gateway.loop.stats import Stats
 from gateway.loop.target_turns import Committed, TargetTurns
@@ -178,15 +178,15 @@ class SequenceLoop:
         """
         sequence = self._sequence
         turns = TargetTurns(stream, watched, sequence, self._trace, self._deadline, self._fleet.vocab_size)
-        parts = Parts(sequence, turns, self._source, self._events, self._trace)
+        context = PhaseContext(sequence, turns, self._source, self._events, self._trace)
         if sequence.unscored or not sequence.generates:
-            async with aclosing(PromptPhase(parts).run()) as steps:
+            async with aclosing(PromptPhase(context).run()) as steps:
                 async for step in steps:
                     yield step
         with self._source.at(self._paces.of_target(stream.address)):
             depth, reason = self._source.depth()
             is_round = depth > 0 and not is_answered
-            first = RoundPhase(parts, NO_PROPOSAL, reason) if is_round else PlainPhase(parts, reason)
+            first = RoundPhase(context, NO_PROPOSAL, reason) if is_round else PlainPhase(context, reason)
             phase: SequencePhase | None = first if sequence.finish_reason is None else None
             while phase is not None:
                 logger.debug("sequence %d at %s: %s", sequence.number, stream.address, type(phase).__name__)

@@ -33,7 +33,7 @@ from protos import rounds_pb2
 
 
 @dataclass(frozen=True)
-class Parts:
+class PhaseContext:
     """Objects that the phases of a sequence at one target share."""
 
     sequence: GatewaySequence
@@ -48,13 +48,13 @@ class SequencePhase(ABC):
 
     reason: str  # reason of the current depth
 
-    def __init__(self, parts: Parts) -> None:
-        self._sequence = parts.sequence
-        self._turns = parts.turns
-        self._source = parts.source
-        self._events = parts.events
-        self._trace = parts.trace
-        self._parts = parts
+    def __init__(self, context: PhaseContext) -> None:
+        self._sequence = context.sequence
+        self._turns = context.turns
+        self._source = context.source
+        self._events = context.events
+        self._trace = context.trace
+        self._context = context
         self.next: SequencePhase | None = None
 
     @abstractmethod
@@ -91,9 +91,9 @@ class PlainPhase(SequencePhase):
     Backpressure: the lease is not renewed while the client does not read.
     """
 
-    def __init__(self, parts: Parts, reason: str) -> None:
+    def __init__(self, context: PhaseContext, reason: str) -> None:
         """reason: why there are no Drafts."""
-        super().__init__(parts)
+        super().__init__(context)
         self.reason = reason
 
     async def run(self) -> AsyncGenerator[Committed, None]:
@@ -110,7 +110,7 @@ class PlainPhase(SequencePhase):
             if sequence.finish_reason is None:
                 proposal, reason = resuming.result()
                 plain_round = sequence.round if sequence.is_coupled else None
-                self.next = RoundPhase(self._parts, self._source.overtaken(proposal), reason, plain_round)
+                self.next = RoundPhase(self._context, self._source.overtaken(proposal), reason, plain_round)
         finally:
             self._events.emit(Ended(SpanReason.PLAIN))
             resuming.cancel()
@@ -152,14 +152,16 @@ class RoundPhase(SequencePhase):
     by itself with the Draft of its own drafter.
     """
 
-    def __init__(self, parts: Parts, first: Proposal, reason: str, plain_round: int | None = None) -> None:
+    def __init__(
+        self, context: PhaseContext, first: Proposal, reason: str, plain_round: int | None = None
+    ) -> None:
         """
         Args:
             reason: reason of the depth of the first Draft.
             plain_round: round of the plain decoding before, whose last tokens may still arrive; None: such
                 tokens are dropped.
         """
-        super().__init__(parts)
+        super().__init__(context)
         self.reason = reason
         self._first = first
         self._plain_round = plain_round
@@ -211,7 +213,7 @@ class RoundPhase(SequencePhase):
             _, self.reason = self._source.depth()
             self._events.emit(Ended(self.reason))
         if sequence.finish_reason is None:
-            self.next = PlainPhase(self._parts, self.reason)
+            self.next = PlainPhase(self._context, self.reason)
 
     def _verdict(self, verdict: VerdictReceived) -> Committed:
         has_draft = bool(verdict.proposal.draft)

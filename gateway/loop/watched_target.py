@@ -1,7 +1,6 @@
 """Receives the replies of a sequence's target, and opens a second target if that may be better."""
 
 import asyncio
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from outrider.telemetry.reasons import MoveReason
 from protos import rounds_pb2
 from protos.conversions import lease_to_message
 
-SETTLED = 32  # replies of a target between two checks of its load against other targets
+CHECKED_EVERY = 32  # replies of a target between two checks of its load against other targets
 
 
 class MovedError(Exception):
@@ -89,7 +88,9 @@ class WatchedTarget:
             if self._second is not None:
                 reply = await self._receive_from_either(round_number, left_s, plain_round)
             else:
-                patience_s = min(self._patience_s(), left_s)
+                patience_s = left_s
+                if self._may_move:
+                    patience_s = min(self._second_targets.patience_s(self._stream.link), left_s)
                 reply = await self._stream.receive(round_number, patience_s, plain_round)
                 if reply is None and patience_s < left_s:
                     self._open(MoveReason.LATE, clock() - started)  # tried again later if it fails
@@ -115,12 +116,9 @@ class WatchedTarget:
     def _why_move(self) -> MoveReason | None:
         """Returns why the sequence should move; None: it should stay. Balance is checked now and then."""
         link = self._stream.link
-        if self._may_move and (link.is_leaving or self._replies % SETTLED == 0):
+        if self._may_move and (link.is_leaving or self._replies % CHECKED_EVERY == 0):
             return self._second_targets.why_move(self._sequence, link)
         return None
-
-    def _patience_s(self) -> float:
-        return self._second_targets.patience_s(self._stream.link) if self._may_move else math.inf
 
     @property
     def _may_move(self) -> bool:

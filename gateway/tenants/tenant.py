@@ -120,7 +120,10 @@ class Tenant:
             raise
         finally:
             self._under_way -= 1
-            self._settle(claim.used - charged)
+            difference = claim.used - charged
+            self.allowance.settle(OWN, difference, self._under_way)
+            if self.shared is not None:
+                self.shared.settle(self.name, difference, self._under_way)
             if claim.used and claim.answers:
                 self._answer_tokens.observe((claim.used - claim.prompt_tokens) / claim.answers)
 
@@ -136,8 +139,3 @@ class Tenant:
         self.allowance.use(levels)
         if refusal is not None:
             raise refusal
-
-    def _settle(self, tokens: float) -> None:
-        self.allowance.settle(OWN, tokens, self._under_way)
-        if self.shared is not None:
-            self.shared.settle(self.name, tokens, self._under_way)

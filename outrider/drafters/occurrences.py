@@ -10,7 +10,7 @@ from typing import NamedTuple
 # Chosen, not measured.
 SIZES = (8, 4, 2, 1)  # tokens of the n-grams by which occurrences are found
 LONGEST_MATCH = 24  # most tokens of a context that are compared
-MOST = 32  # newest occurrences of an n-gram that are compared
+MAX_COMPARED = 32  # newest occurrences of an n-gram that are compared
 MIN_PROBABILITY = 0.1  # least probability, of a token and all before it, at which the token is guessed
 END = -1  # stands in place of a token at the end of a text
 NONE = -1
@@ -119,7 +119,7 @@ class Occurrences:
             return []
         found = []
         position = chain.newest.get(hash(tuple(context[-chain.size :])), NONE)
-        for _ in range(MOST):
+        for _ in range(MAX_COMPARED):
             place = position - self._first
             if place < 0:
                 break

@@ -13,7 +13,7 @@ from outrider.drafters.occurrences import Continuation
 
 # Chosen, not measured.
 LONGEST_MATCH = 8  # most tokens that are compared
-MOST = 32  # nearest occurrences of a token that are compared
+MAX_COMPARED = 32  # nearest occurrences of a token that are compared
 NEAR = 16  # tokens; a match of a single token counts only this far ahead
 FORESEEN_IN_A_ROW = 2  # consecutive foreseen tokens after which the place is certain
 
@@ -82,7 +82,7 @@ class PredictionIndex:
         """Returns the place after the best occurrence of the answer's newest tokens, if there is any."""
         places = self._places.get(token, [])
         middle = bisect_left(places, self._certain)
-        nearest = places[max(middle - MOST // 2, 0) : middle + MOST // 2]
+        nearest = places[max(middle - MAX_COMPARED // 2, 0) : middle + MAX_COMPARED // 2]
         matches = [
             (self._matched(place), place >= self._certain, -abs(place - self._certain)) for place in nearest
         ]

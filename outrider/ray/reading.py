@@ -88,14 +88,11 @@ def _found(model: type[BaseModel], path: Sequence[int | str]) -> tuple[type[Base
     field = None
     for part in path:
         if field is not None:
-            inner = [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_mirror(kind)]
+            kinds = (field.annotation, *get_args(field.annotation))
+            inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Mirror)]
             model = inner[0] if inner else model
         field = model.model_fields.get(str(part), None if field is None or inner else field)
     return model, field
-
-
-def _is_mirror(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Mirror)
 
 
 def _meaning(field: FieldInfo | None) -> str:

@@ -13,11 +13,6 @@ def show_debug_lines() -> None:
         for logger in (logging.getLogger(room), logging.getLogger(f"{SERVE}.{room}")):
             logger.setLevel(logging.DEBUG)
             if not logger.hasHandlers():
-                logger.addHandler(_handler())
-
-
-def _handler() -> logging.Handler:
-    """Returns a handler that writes to the standard error, for a logger without handlers."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
-    return handler
+                handler = logging.StreamHandler()
+                handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
+                logger.addHandler(handler)

@@ -3,9 +3,8 @@
 import json
 import os
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -25,16 +24,11 @@ class FileExporter(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Writes a batch in one call, so that lines of several processes do not mix."""
         message = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
-        for span in _spans(message):
+        scopes = (scope for resource in message["resourceSpans"] for scope in resource["scopeSpans"])
+        for span in (span for scope in scopes for span in scope["spans"]):
             span.update({name: b64decode(span[name]).hex() for name in IDS if name in span})
         os.write(self._file, json.dumps(message, separators=(",", ":")).encode() + b"\n")
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
         os.close(self._file)
-
-
-def _spans(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for resource in message["resourceSpans"]:
-        for scope in resource["scopeSpans"]:
-            yield from scope["spans"]

@@ -16,7 +16,9 @@ PROMPTS = 3  # prompts of each kind
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_tokens_per_pass(client: httpx.Client, temperature: float) -> None:
+def test_advised_tokens_per_pass_are_near_those_of_the_service(
+    client: httpx.Client, temperature: float
+) -> None:
     given = [Prompt(kind, prompt_of(kind, index)) for kind in KINDS for index in range(PROMPTS)]
     answers = answered(engine("target"), given, temperature, TOKENS, SEED)
     counts = counted(judge_text(DraftModel(engine("draft")), answers, DEPTH), DEPTH)

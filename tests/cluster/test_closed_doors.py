@@ -43,7 +43,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
         yield service
 
 
-def test_same_text_through_any_of_them(closed: Service) -> None:
+def test_seeded_text_of_two_replicas_is_equal_with_drafts(closed: Service) -> None:
     with openai.OpenAI(base_url=f"{closed.http}/v1", api_key=KEY, max_retries=0) as client:
 
         def ask(number: int, mode: str) -> str:

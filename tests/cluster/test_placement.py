@@ -24,7 +24,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
     ("placement", "gpus"),
     [("STRICT_PACK", (1, 4)), ("PACK", (2, 2)), ("SPREAD", (3, 1)), ("STRICT_SPREAD", (1, 1, 2, 1))],
 )
-def test_room_is_found(monkeypatch: pytest.MonkeyPatch, placement: str, gpus: tuple[int, ...]) -> None:
+def test_check_placement_with_enough_gpus_finds_room(
+    monkeypatch: pytest.MonkeyPatch, placement: str, gpus: tuple[int, ...]
+) -> None:
     nodes(monkeypatch, *gpus)
     check_placement(settings(placement=placement))
 

@@ -139,7 +139,7 @@ def test_stop_string_ends_the_text_before_it(client: httpx.Client) -> None:
         assert choice["finish_reason"] == "stop"
 
 
-def test_models_are_listed(client: httpx.Client) -> None:
+def test_models_endpoint_lists_the_target(client: httpx.Client) -> None:
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["outrider-demo-small"]
 
 
@@ -256,7 +256,7 @@ def test_trace_context_is_accepted(service: Service) -> None:
     assert model.id == "outrider-demo-small"
 
 
-def test_official_client_chats(service: Service) -> None:
+def test_openai_client_gets_an_answer_to_a_chat(service: Service) -> None:
     with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
         question = {"role": "user", "content": "What is the capital of France?"}
         fields: Any = {

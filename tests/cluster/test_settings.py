@@ -62,7 +62,7 @@ def test_target_drafts_for_itself_as_a_smaller_copy(
     assert found.drafters == ("model",)
 
 
-def test_several_drafts_have_names_and_draft_in_that_order(tmp_path: Path) -> None:
+def test_settings_of_several_drafts_keep_their_names_and_order(tmp_path: Path) -> None:
     text = "target: t\ndrafts:\n  small: {model: s, replicas: 2}\n  copy: {model: target}\n"
     found = settings(config=in_a_file(tmp_path, text))
     assert (found.draft_engine("small").model, found.draft_engine("copy").model) == ("s", "t")

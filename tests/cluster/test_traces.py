@@ -107,7 +107,9 @@ def assert_sums(spans: list[Span], usage: dict[str, Any]) -> None:
     assert generation.attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
 
 
-def test_rounds(client: httpx.Client, collector: Collector) -> None:
+def test_trace_of_rounds_is_nested_and_adds_up_to_the_usage(
+    client: httpx.Client, collector: Collector
+) -> None:
     spans, usage = traced(client, collector, max_tokens=64, speculation=FIXED)
     assert_nested(spans)
     assert_sums(spans, usage)
@@ -135,7 +137,7 @@ def test_plain_decoding_is_one_stretch(client: httpx.Client, collector: Collecto
     assert decoding.attributes["outrider.steps"] >= 150  # and those that took the prompt in
 
 
-def test_over_grpc(service: Service, collector: Collector) -> None:
+def test_trace_of_a_grpc_request_continues_that_of_the_client(service: Service, collector: Collector) -> None:
     trace_id = secrets.token_hex(16)
     request = generation_pb2.GenerateRequest(text=PROMPT, sampling=generation_pb2.Sampling(max_tokens=16))
     metadata = (("traceparent", f"00-{trace_id}-{CLIENT_SPAN}-01"),)

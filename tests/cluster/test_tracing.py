@@ -110,7 +110,7 @@ class Collector(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def test_otlp_over_http():
+def test_tracing_over_http_reaches_the_collector():
     with HTTPServer(("127.0.0.1", 0), Collector) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"

@@ -131,7 +131,7 @@ def test_overlay_is_in_agreement(check: Check, manifests: list[Manifest]) -> Non
 @pytest.mark.parametrize(
     ("check", "place", "value", "told"), SLIPS, ids=lambda part: getattr(part, "__name__", None)
 )
-def test_slip_is_noticed(check: Check, place: str, value: Any, told: str) -> None:
+def test_agreement_check_finds_a_slip(check: Check, place: str, value: Any, told: str) -> None:
     assert any(told in sentence for sentence in check(mutated(built("gke"), place, value)))
 
 

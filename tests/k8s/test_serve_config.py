@@ -138,7 +138,9 @@ def test_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
         (SETTINGS, "outrider/keys", "outrider/key", ValueError, "api_keys_file"),
     ],
 )
-def test_slip_is_told(place: str, old: str, new: str, error: type[Exception], told: str, deploy: Any) -> None:
+def test_serve_config_with_a_slip_is_refused(
+    place: str, old: str, new: str, error: type[Exception], told: str, deploy: Any
+) -> None:
     kind, name, *path = place.split("/")
     text: Any = find(built("gke"), kind, name)
     for key in path:

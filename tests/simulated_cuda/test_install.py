@@ -11,7 +11,7 @@ from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 pytestmark = needs_compiler
 
 
-def test_everything_is_undone() -> None:
+def test_simulated_cuda_restores_torch_at_its_end() -> None:
     names = [name for name in dir(torch.cuda) if not name.startswith("__")]
     before = {name: getattr(torch.cuda, name) for name in names}
     generator, pin_memory = torch.Generator, torch.Tensor.pin_memory

@@ -64,7 +64,7 @@ def test_triton_kernel_refuses_tensors_of_another_device(cuda: SimulatedCuda) ->
 
 
 @interpreted
-def test_without_the_device_the_interpreter_takes_tensors_of_the_cpu() -> None:
+def test_interpreter_without_the_device_takes_tensors_of_the_cpu() -> None:
     assert add(torch.ones(3), torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
 
 

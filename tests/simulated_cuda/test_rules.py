@@ -49,7 +49,7 @@ def test_tensors_of_several_devices_do_not_mix(cuda: SimulatedCuda) -> None:
     assert (here + torch.tensor(1.0)).tolist() == [2, 3]  # a number may come from the CPU
 
 
-def test_there_are_as_many_devices_as_asked_for(cuda: SimulatedCuda) -> None:
+def test_simulated_cuda_has_the_requested_number_of_devices(cuda: SimulatedCuda) -> None:
     torch.cuda.set_device(1)
     assert torch.zeros(1, device="cuda").device == torch.device("cuda:1")
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
@@ -67,7 +67,7 @@ def test_launches_are_counted_but_not_views(cuda: SimulatedCuda) -> None:
     assert spent(cuda) == {"launches": 3}
 
 
-def test_each_count_says_where_it_comes_from(cuda: SimulatedCuda) -> None:
+def test_simulated_cuda_counts_name_their_places(cuda: SimulatedCuda) -> None:
     on_device(1).add(1)
     (cause,) = cuda.counts.launches
     assert cause.startswith("tests/simulated_cuda/test_rules.py:")

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workshop.checking.errors import CheckError
-from workshop.checking.prompts import read_text
+from workshop.checking.prompts import read_lines
 
 
 class EvaluationItem(BaseModel):
@@ -23,9 +23,7 @@ class EvaluationItem(BaseModel):
 def read_items(path: Path, *, needs_expected: bool) -> tuple[EvaluationItem, ...]:
     """Reads items from a file with a JSON object on each line. Raises CheckError that names a wrong line."""
     items = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         try:
             item = EvaluationItem.model_validate_json(line)
         except ValidationError as error:

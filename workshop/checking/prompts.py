@@ -1,6 +1,7 @@
 """Prompts of a check: from a file, or texts of several kinds, some longer than one cache block."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -40,9 +41,7 @@ def read_prompts(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return PROMPTS
     prompts = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         try:
             told = json.loads(line)
             prompts.append(told if isinstance(told, str) else _Line.model_validate(told).prompt)
@@ -52,6 +51,13 @@ def read_prompts(path: Path | None) -> tuple[str, ...]:
     if not prompts:
         raise CheckError(f"{path} holds no prompt: at least one is needed")
     return tuple(prompts)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a file that are not blank, each with its number from 1. Raises CheckError."""
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if line.strip():
+            yield number, line
 
 
 def read_text(path: Path) -> str:

@@ -25,13 +25,13 @@ from workshop.training.trainee import PositionGuess, Trainee
 
 PROBED = 256  # random tokens that show how large the target's states are
 AT_ONCE = 64  # anchors of a pass in measuring: bounds its memory
-DEPTHS = {0.3: 1, 0.5: 3}  # rows of a block up to this share of the steps
 
 
 class DFlashTrainee(Trainee):
     """DSpark draft with the target's embedding and output projection."""
 
     title = "DSpark draft"
+    depths = ((0.3, 1), (0.5, 3))
 
     def __init__(self, settings: DFlashSettings, target: FrozenTarget) -> None:
         """Prepares the draft. Raises ValueError if the target does not have the mask token."""
@@ -75,9 +75,6 @@ class DFlashTrainee(Trainee):
         hidden = self._target.read(tokens.to(device), self.hidden_layers).hidden
         sizes = hidden.square().mean(-1).sqrt().median(1).values[0]
         return torch.exp2(-sizes.log2().round())[:, None]
-
-    def depth(self, done: float, depth: int) -> int:
-        return next((min(least, depth) for share, least in DEPTHS.items() if done < share), depth)
 
     def guesses(
         self, reading: Reading, depth: int, generator: torch.Generator | None

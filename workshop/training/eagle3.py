@@ -29,13 +29,12 @@ from workshop.training.settings import Eagle3Settings
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee
 
-DEPTHS = {0.3: 1, 0.5: 2}  # greatest depth up to this share of the steps
-
 
 class Eagle3Trainee(Trainee):
     """EAGLE-3 head with the target's embedding and output projection."""
 
     title = "EAGLE-3 head"
+    depths = ((0.3, 1), (0.5, 2))
 
     def __init__(self, settings: Eagle3Settings, target: FrozenTarget) -> None:
         self._target = target
@@ -57,9 +56,6 @@ class Eagle3Trainee(Trainee):
                 torch.nn.init.normal_(weight, std=0.02)
         self._rotary = rotary(self._shape, target.device)
 
-    def depth(self, done: float, depth: int) -> int:
-        return next((min(least, depth) for share, least in DEPTHS.items() if done < share), depth)
-
     def guesses(
         self, reading: Reading, depth: int, generator: torch.Generator | None
     ) -> Iterator[PositionGuess]:
@@ -74,7 +70,8 @@ class Eagle3Trainee(Trainee):
             rotation = self._rotary(states, starts[None] + position)
             following = embeddings[:, starts + position + 1]
             states = self.network.layers[0](following, states, rotation, chains).float()
-            yield PositionGuess(self._logits(states), starts + position + 1)
+            logits = linear(self.network.before_logits(states), self._target.projection).float()
+            yield PositionGuess(logits, starts + position + 1)
             if position == 0:
                 kept = self._some_of(count, generator)
                 starts, states = starts[kept], states[:, kept]
@@ -85,9 +82,6 @@ class Eagle3Trainee(Trainee):
             return torch.arange(count)
         chosen = torch.randperm(count, generator=generator)[: max(1, round(self._kept * count))]
         return chosen.sort().values
-
-    def _logits(self, states: Tensor) -> Tensor:
-        return linear(self.network.before_logits(states), self._target.projection).float()
 
     def save(self, folder: Path) -> None:
         """Writes the head as SafeAILab and SpecForge store it."""

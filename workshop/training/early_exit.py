@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import linear
 
 from outrider.engine.drafters.trained_exits import Exit
@@ -48,10 +48,8 @@ class EarlyExitTrainee(Trainee):
         """Yields one guess for each exit, whatever the depth: an exit is as good at every position."""
         places = torch.arange(reading.tokens.shape[1], device=reading.tokens.device)
         for index, early_exit in enumerate(self.network.values()):
-            yield PositionGuess(self._logits(early_exit(reading.hidden[:, :, index])), places)
-
-    def _logits(self, normed: Tensor) -> Tensor:
-        return linear(normed, self._target.projection).float()
+            normed = early_exit(reading.hidden[:, :, index])
+            yield PositionGuess(linear(normed, self._target.projection).float(), places)
 
     def save(self, folder: Path) -> None:
         """Writes exits as the engine reads them: outrider/engine/drafters/trained_exits.py."""

@@ -26,6 +26,7 @@ class Trainee(ABC):
 
     title: str
     hidden_layers: tuple[int, ...] = ()  # layers of the target whose inputs it reads
+    depths: tuple[tuple[float, int], ...] = ()  # shares of the steps, and the largest depth up to each share
     network: nn.Module  # network; weights that take gradients are trained
 
     @abstractmethod
@@ -39,7 +40,7 @@ class Trainee(ABC):
 
     def depth(self, done: float, depth: int) -> int:
         """Returns the number of trained positions. depth: number at the end. done: share of the steps."""
-        return depth
+        return next((min(least, depth) for share, least in self.depths if done < share), depth)
 
     def labels(self, count: int) -> list[str]:
         """Returns names of guesses, in their order."""

@@ -78,9 +78,8 @@ def reported_seed(body: GenerationRequest, prepared: Prepared) -> int:
 def headers_of(asked: Parsed[Any], seed: int) -> dict[str, str]:
     """Returns the headers with the seed and with the names of ignored fields."""
     headers = {SEED_HEADER: str(seed)}
-    return headers | {IGNORED_HEADER: _listed(asked.ignored)} if asked.ignored else headers
-
-
-def _listed(names: list[str]) -> str:
-    """Returns the names as text that a header may hold: callers choose the names of unknown fields."""
-    return ", ".join(name.encode("unicode_escape").decode() for name in names)[:LONGEST_HEADER]
+    if asked.ignored:
+        # Callers choose the names of unknown fields, and a header may not hold every character.
+        names = [name.encode("unicode_escape").decode() for name in asked.ignored]
+        headers[IGNORED_HEADER] = ", ".join(names)[:LONGEST_HEADER]
+    return headers

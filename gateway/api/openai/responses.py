@@ -160,7 +160,11 @@ class ResponseRequest(GenerationRequest):
             fields["response_format"] = self.text.format.as_chat()
         fields["max_tokens"] = self.max_output_tokens
         fields["reasoning_effort"] = self.reasoning.effort
-        plain = {name: _plain(value) for name, value in fields.items() if value is not None}
+        plain = {
+            name: item.model_dump(by_alias=True, exclude_unset=True) if isinstance(item, BaseModel) else item
+            for name, item in fields.items()
+            if item is not None
+        }
         try:
             return ChatRequest.model_validate(plain)
         except ValidationError as error:
@@ -202,10 +206,6 @@ def _add(message: dict[str, Any], item: InputMessage | FunctionCall | Reasoning)
             message.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
         case Reasoning():
             add_thoughts(message, (part.text for part in item.content))
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(by_alias=True, exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
 def repeated_fields(body: ResponseRequest, sampling: Sampling) -> Mapping[str, Any]:

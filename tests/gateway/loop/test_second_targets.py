@@ -173,7 +173,7 @@ async def test_drained_target_that_ends_the_sequence_first_is_no_loss() -> None:
 
 
 async def test_sequence_at_a_far_busier_target_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched_target, "SETTLED", 4)
+    monkeypatch.setattr(watched_target, "CHECKED_EVERY", 4)
     first, second = target(), target()
     async with fleet_of(first, second) as fleet:
         generated = loop_of(fleet)

@@ -24,7 +24,7 @@ def answer_to(kind: str, temperature: float) -> TargetAnswer:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-async def test_tokens_per_pass(temperature: float) -> None:
+async def test_judged_tokens_per_pass_are_near_those_of_rounds(temperature: float) -> None:
     assert FIXED.depth == DEPTH
     answers = [answer_to(kind, temperature) for kind in KINDS]
     counts = counted(judge_text(DraftModel(engine("draft")), answers, DEPTH), DEPTH)
