@@ -19,8 +19,8 @@ def test_build_writes_the_demo_target_out_before_it_is_loaded(monkeypatch: pytes
     monkeypatch.setattr(engine_main, "write_out", lambda model: done.append(("written", model)))
     monkeypatch.setattr(Engine, "from_settings", lambda settings: done.append(("loaded", settings.model)))
     settings = EngineSettings(model="model", device="cpu", threads=1)
-    ours, theirs = socket.socketpair()
-    with ours, theirs, loading(60.0, pytest.fail) as load:
-        connection = Connection(theirs, decode_to_engine)
+    frontend_end, engine_end = socket.socketpair()
+    with frontend_end, engine_end, loading(60.0, pytest.fail) as load:
+        connection = Connection(engine_end, decode_to_engine)
         engine_main._build(StartEngine(settings, None), connection, place_of(settings, 0), load)
     assert done == [("written", "model"), ("loaded", "model")]

@@ -104,9 +104,9 @@ def test_settings_agree_with_transformers(peer: str) -> None:
         "top_p": (TopPLogitsWarper(0.8), {"top_p": 0.8}),
         "min_p": (MinPLogitsWarper(0.1), {"min_p": 0.1}),
     }
-    theirs, ours = peers[peer]
-    rows = [ChoiceContext(Sampling(**ours), 0, 4, [3, 7], [7], (12,)) for _ in range(3)]
-    assert torch.equal(process(logits, rows), theirs(tokens, logits.clone()))
+    reference, asked = peers[peer]
+    rows = [ChoiceContext(Sampling(**asked), 0, 4, [3, 7], [7], (12,)) for _ in range(3)]
+    assert torch.equal(process(logits, rows), reference(tokens, logits.clone()))
 
 
 @pytest.mark.parametrize(

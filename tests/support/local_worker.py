@@ -24,9 +24,9 @@ class LocalEngine:
     def __init__(self, build: Callable[[], Engine]) -> None:
         """Waits until the engine is built. Raises the error of ``build``."""
         self.failure: BaseException | None = None
-        self.connection, theirs = socket.socketpair()
+        self.connection, engine_end = socket.socketpair()
         built: Future[Engine] = Future()
-        self.thread = threading.Thread(target=self._run, args=(build, built, theirs), daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(build, built, engine_end), daemon=True)
         self.thread.start()
         self.engine = built.result()
 
@@ -34,14 +34,14 @@ class LocalEngine:
         """Waits for the thread, after the engine was told to stop."""
         self.thread.join()
 
-    def _run(self, build: Callable[[], Engine], built: "Future[Engine]", theirs: socket.socket) -> None:
-        with closing(theirs):
+    def _run(self, build: Callable[[], Engine], built: "Future[Engine]", engine_end: socket.socket) -> None:
+        with closing(engine_end):
             try:
                 engine = build()
             except BaseException as error:
                 built.set_exception(error)
                 return
-            loop = EngineLoop(engine, Connection(theirs, decode_to_engine))
+            loop = EngineLoop(engine, Connection(engine_end, decode_to_engine))
             built.set_result(engine)
             try:
                 loop.run()

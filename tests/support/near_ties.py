@@ -39,12 +39,12 @@ def near_ties(
 ) -> int:
     """Returns the number of differing answers. Raises AssertionError if one starts at no near-tie."""
     differing = 0
-    for number, (request, ours, theirs) in enumerate(zip(requests, expected, found, strict=True)):
-        if ours == theirs:
+    for number, (request, wanted, got) in enumerate(zip(requests, expected, found, strict=True)):
+        if wanted == got:
             continue
-        pairs = enumerate(zip(ours, theirs, strict=False))
-        place = next((i for i, (left, right) in pairs if left != right), min(len(ours), len(theirs)))
-        apart = margin_at(request, ours, place)
+        pairs = enumerate(zip(wanted, got, strict=False))
+        place = next((i for i, (left, right) in pairs if left != right), min(len(wanted), len(got)))
+        apart = margin_at(request, wanted, place)
         assert apart <= NEAR_TIE, f"request {number} differs at {place}, margin {apart:.1e}"
         differing += 1
     return differing

@@ -36,14 +36,14 @@ class Ranks:
         spawn = multiprocessing.get_context("spawn")
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [spawn.Pipe() for _ in range(size)]
-        self._ends = [ours for ours, _ in pipes]
+        self._ends = [own_end for own_end, _ in pipes]
         self.processes = [
-            spawn.Process(target=_serve, args=(theirs, self._store.port, rank, size, on_gpus, are_apart))
-            for rank, (_, theirs) in enumerate(pipes)
+            spawn.Process(target=_serve, args=(rank_end, self._store.port, rank, size, on_gpus, are_apart))
+            for rank, (_, rank_end) in enumerate(pipes)
         ]
-        for process, (_, theirs) in zip(self.processes, pipes, strict=True):
+        for process, (_, rank_end) in zip(self.processes, pipes, strict=True):
             process.start()
-            theirs.close()
+            rank_end.close()
 
     def run(self, lead: Part, follow: Part, *arguments: Any) -> list[Any]:
         """Runs ``lead`` at rank 0 and ``follow`` at the other ranks. Returns the results by rank."""

@@ -59,8 +59,8 @@ def test_chat_template_text_equals_that_of_transformers(tmp_path, template, plac
         (tmp_path / place).write_text(template)
     else:
         write_tokenizer(tmp_path, chat_template=template)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    expected = theirs.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    expected = reference.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
     assert load_chat_template(str(tmp_path)).render(TURNS) == expected
 
 
@@ -121,11 +121,11 @@ def test_chat_template_tools_in_an_own_file_equals_that_of_transformers(tmp_path
         "template for tools{{ tools and '' }}"
     )
     tools, expected = CHATS[chat]
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    told = theirs.apply_chat_template(TURNS, tools=[*tools] or None, tokenize=False)
-    ours = load_chat_template(str(tmp_path))
-    assert ours.render(TURNS, tools=tools) == told == expected
-    assert ours.knows_tools
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    told = reference.apply_chat_template(TURNS, tools=[*tools] or None, tokenize=False)
+    template = load_chat_template(str(tmp_path))
+    assert template.render(TURNS, tools=tools) == told == expected
+    assert template.knows_tools
 
 
 def test_special_tokens_come_from_the_older_file_too_as_in_transformers(tmp_path):
@@ -136,13 +136,13 @@ def test_special_tokens_come_from_the_older_file_too_as_in_transformers(tmp_path
         json.dumps({"bos_token": {"content": "<|start|>"}, "eos_token": "<|other|>"})
     )
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}|{{ eos_token }}")
-    ours = load_chat_template(str(tmp_path)).render(TURNS)
-    assert ours.startswith("<|start|>|")
-    assert ours.endswith("|<|end|>")
+    text = load_chat_template(str(tmp_path)).render(TURNS)
+    assert text.startswith("<|start|>|")
+    assert text.endswith("|<|end|>")
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
-    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(TURNS, tokenize=False)
-    assert load_chat_template(str(tmp_path)).render(TURNS) == theirs == "<|start|>|<|other|>"
+    reference = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(TURNS, tokenize=False)
+    assert load_chat_template(str(tmp_path)).render(TURNS) == reference == "<|start|>|<|other|>"
 
 
 def test_chat_template_processor_s_is_read_if_the_tokenizer_has_none(tmp_path):

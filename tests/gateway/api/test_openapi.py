@@ -50,8 +50,8 @@ class Description:
     def check_headers(self, response, path):
         (operation,) = self.document["paths"][path].values()
         described = operation["responses"][str(response.status_code)]["headers"]
-        ours = {name for name in response.headers if name.startswith(("outrider-", "x-", "retry-"))}
-        assert ours <= {name.lower() for name in described}
+        own = {name for name in response.headers if name.startswith(("outrider-", "x-", "retry-"))}
+        assert own <= {name.lower() for name in described}
 
 
 def _closed(part):
