@@ -33,11 +33,11 @@ def tracing_environment() -> dict[str, str]:
     Raises:
         ValueError: a variable has a value that is not accepted.
     """
-    if not _exporters(os.environ):
+    if not _exporters():
         return {}
     _check(SAMPLER, os.environ.get(SAMPLER, SAMPLERS[0]).lower(), SAMPLERS)
     _check_ratio(os.environ.get(RATIO, "1"))
-    _check(PROTOCOL, _protocol(os.environ), PROTOCOLS)
+    _check(PROTOCOL, _protocol(), PROTOCOLS)
     given = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
     # an absolute path, because other processes run in other folders
     return {**given, FILE: str(Path(os.environ.get(FILE, DEFAULT_FILE)).resolve())}
@@ -52,7 +52,7 @@ def start_tracing(environment: Mapping[str, str], role: str) -> Callable[[], Non
     """
     for name, value in environment.items():
         os.environ.setdefault(name, value)
-    names = _exporters(os.environ) if environment else []
+    names = _exporters() if environment else []
     if not names:
         return lambda: None
     service = f"{os.environ.get(NAME, DEFAULT_NAME)}-{role}"
@@ -67,8 +67,8 @@ def start_tracing(environment: Mapping[str, str], role: str) -> Callable[[], Non
     return provider.shutdown
 
 
-def _exporters(environment: Mapping[str, str]) -> list[str]:
-    names = [name.strip() for name in environment.get(EXPORTER, "none").split(",")]
+def _exporters() -> list[str]:
+    names = [name.strip() for name in os.environ.get(EXPORTER, "none").split(",")]
     for name in names:
         _check(EXPORTER, name, EXPORTERS)
     return [name for name in names if name != "none"]
@@ -80,7 +80,7 @@ def _exporter(name: str) -> SpanExporter:
     if name == "console":
         return ConsoleSpanExporter()
     # Each exporter takes long to import and reads its own variables: address, certificates, headers.
-    if _protocol(os.environ) == "grpc":
+    if _protocol() == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 
         return OverGrpc()
@@ -89,8 +89,8 @@ def _exporter(name: str) -> SpanExporter:
     return OverHttp()
 
 
-def _protocol(environment: Mapping[str, str]) -> str:
-    return environment.get(PROTOCOL_OF_TRACES) or environment.get(PROTOCOL) or PROTOCOLS[0]
+def _protocol() -> str:
+    return os.environ.get(PROTOCOL_OF_TRACES) or os.environ.get(PROTOCOL) or PROTOCOLS[0]
 
 
 def _check(variable: str, value: str, accepted: tuple[str, ...]) -> None:
