@@ -29,10 +29,17 @@ def texts_from_message(message: rounds_pb2.Open) -> KnownTexts:
 
 
 def step_to_message(step: Step) -> rounds_pb2.Step:
-    size = {name: int(count) for name, count in vars(step.size).items()}
-    ns = int(step.seconds * 1e9)
-    others = {"experts_read": step.experts_read, "is_early": step.is_early}
-    return rounds_pb2.Step(number=step.number, ns=ns, **others, **size)
+    size = step.size
+    return rounds_pb2.Step(
+        number=step.number,
+        ns=int(step.seconds * 1e9),
+        sequences=int(size.sequences),
+        tokens=int(size.tokens),
+        prompt_tokens=int(size.prompt_tokens),
+        context_tokens=int(size.context_tokens),
+        experts_read=step.experts_read,
+        is_early=step.is_early,
+    )
 
 
 def step_from_message(message: rounds_pb2.Step) -> Step:
