@@ -29,7 +29,7 @@ class StepCost:
 
     def __init__(self, surveyed: Sequence[Step] = ()) -> None:
         """surveyed: steps that the worker timed before it served."""
-        # Constant, tokens, sequences, prompt tokens, context, experts, host; then the bends, with strong damping.
+        # Constant, tokens, sequences, prompts, context, experts, host; then the bends, with strong damping.
         self._learned = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
         self._experts = LearnedExperts()
         # Share of passes that wait for the host, of plain decoding and of rounds.
