@@ -97,7 +97,7 @@ class Pace:
             if self._makes_everyone_wait(sequence):
                 self._spend(times.seconds + times.target_s, tokens)
             sequence.turns.left -= 1
-        elif sequence.decision.decided_by == MEASURED:
+        elif sequence.depth > 0 and sequence.follows_round and sequence.decision.decided_by == MEASURED:
             expected = expected_tokens_by_position(sequence.acceptance.rates()[: times.depth])
             self._costs.compare_round(sequence.drafter.name, times, tokens, expected)
         sequence.acceptance.observe(accepted, reached)
@@ -109,7 +109,8 @@ class Pace:
         self._observations += 1
         sequence.late_s = None
         in_rounds = self._in_rounds_like(sequence)
-        self._costs.observe_round(sequence.drafter, sequence.worker, in_rounds, times)
+        is_first, sequence.follows_round = not sequence.follows_round, True
+        self._costs.observe_round(sequence.drafter, sequence.worker, in_rounds, times, is_first=is_first)
 
     def _in_rounds_like(self, sequence: PacedSequence) -> int:
         """Returns the number of sequences in rounds with the same drafter and the same worker.
@@ -135,6 +136,7 @@ class Pace:
         if is_trial and not sequence.is_trying:  # the sequence waits for its Draft
             self._observe_instead_of_round(sequence, seconds)
             return
+        sequence.follows_round = False
         if is_trial:
             sequence.turns.left -= 1
         if sequence.decision.decided_by == MEASURED and (is_trial or not self._is_trying_plain):

@@ -100,13 +100,21 @@ class TargetCosts:
         """Learns from a step of a drafter's model."""
         self._of(drafter, worker).step.observe(step)
 
-    def observe_round(self, drafter: DrafterInfo, worker: str, sequences: int, times: RoundTimes) -> None:
-        """Learns from a round. sequences: sequences in rounds with that drafter and worker."""
+    def observe_round(
+        self, drafter: DrafterInfo, worker: str, sequences: int, times: RoundTimes, *, is_first: bool = False
+    ) -> None:
+        """Learns from a round.
+
+        Args:
+            sequences: sequences in rounds with that drafter and worker.
+            is_first: whether it follows plain decoding, during which nothing is drafted ahead.
+        """
         cost = self._of(drafter, worker)
         if not times.ahead_hit:
             cost.round.observe(sequences, times.overhead_s)
-        if times.ahead_hit is not None:
-            cost.observe_ahead(sequences, times.depth, times.seconds, self._newest_step_s, times.ahead_hit)
+        if times.ahead_hit is not None or (cost.drafts_ahead and not is_first):
+            hit = bool(times.ahead_hit)  # a busy worker prepares for few of its sequences
+            cost.observe_ahead(sequences, times.depth, times.seconds, self._newest_step_s, hit)
 
     def compare_round(self, drafter: str, times: RoundTimes, tokens: float, expected_tokens: float) -> None:
         """Compares a round with its predicted times and tokens."""

@@ -47,6 +47,11 @@ class DrafterCost:
         self._hidden = 0.0  # hidden share of the time that draft-ahead could hide
         self._verdicts = 0.0  # verdicts in that share; 0: the worker does not draft ahead
 
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether the worker has prepared for Verdicts."""
+        return self._verdicts > 0.0
+
     def observe_ahead(
         self, sequences: int, depth: int, seconds: float, target_step_s: float, ahead_hit: bool
     ) -> None:

@@ -37,6 +37,7 @@ class PacedSequence:
         self.length = 0  # tokens, prompt included
         self.decision = Decision(max_depth, THRESHOLDS)
         self.turns = Turns()
+        self.follows_round = False  # whether its previous turn was a round
         self.late_s: float | None = None  # seconds waited for a late Draft, not counted yet; None: not late
 
     @property

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.drafters.registry import drafter
+from outrider.pace.costs import RoundTimes, TargetCosts
 from outrider.pace.drafter_cost import DrafterCost, DrafterCosts, RoundCost
 from outrider.pace.experts import ExpertsRead
 from outrider.pace.step import Step, StepSize
@@ -263,6 +264,29 @@ def test_drafter_cost_follows_the_row_of_the_registry(name, expected):
     cost.step = taught()
     found = cost.seconds(np.full(3, 8.0), np.array([1.0, 4.0, 8.0]), np.zeros(3), np.zeros(3))
     assert 1e3 * found == pytest.approx(expected, rel=0.06)
+
+
+def test_drafter_cost_of_a_busy_worker_counts_rounds_for_which_nothing_was_prepared():
+    """It prepares for few of its sequences. During plain decoding it prepares for none."""
+    costs, model, size = TargetCosts(), drafter("model"), StepSize(1, 1)
+    for number in range(1, 100):
+        costs.observe_step(Step(number, size, 20e-3))
+        costs.observe_drafting(model, "a", Step(number, size, 2e-3))
+        costs.observe_round(model, "a", 1, RoundTimes(4, 0.0, 0.0, 20e-3, ahead_hit=True))
+    hidden_s, not_prepared = drafting_s(costs), RoundTimes(4, 9e-3, 0.0, 20e-3)
+    assert hidden_s < 0.5e-3
+    for _ in range(200):
+        costs.observe_round(model, "a", 1, not_prepared, is_first=True)
+    assert drafting_s(costs) == pytest.approx(hidden_s, abs=0.1e-3)
+    for _ in range(200):
+        costs.observe_round(model, "a", 1, not_prepared)
+    assert drafting_s(costs) == pytest.approx(9e-3, rel=0.1)
+
+
+def drafting_s(costs: TargetCosts) -> float:
+    """Seconds from a Verdict to the next Draft of four tokens, of one sequence."""
+    batch = costs.batch([(drafter("model"), "a")], 0.0)
+    return float(batch.drafting(np.array(1.0), np.array(4.0), 0.0, np.array(20e-3)))
 
 
 def test_drafter_costs_of_a_new_worker_equal_those_of_another():

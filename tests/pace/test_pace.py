@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from outrider.pace.costs import RoundTimes
 from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
@@ -43,6 +44,36 @@ def test_pace_uses_a_slow_draft_only_if_it_drafts_in_one_pass(drafter, pays):
     service.draft_step = 10e-3
     service.run(200)
     assert (mean(service.run(300)) > 4) is pays
+
+
+def test_pace_that_ended_drafts_ignores_the_times_of_rounds_under_way():
+    """They were expected under an earlier decision."""
+    service = Service(streams=8)
+    service.rate = 0.02
+    service.run(200)
+    calibration = service.pace._costs._calibration
+    before = calibration.factors("model")
+    for sequence in service.sequences:
+        assert sequence.depth == 0
+        assert not sequence.is_trying
+        sequence.follows_round = True
+        service.pace.observe_round(sequence, 0, 1, RoundTimes(8, 0.05, 1e-3, 15e-3))
+    assert calibration.factors("model") == pytest.approx(before)
+
+
+def test_pace_ignores_the_time_of_a_first_round_after_plain_decoding():
+    """The draft first reads the text that was decoded without it."""
+    service = Service()
+    service.run(100)
+    (sequence,), calibration = service.sequences, service.pace._costs._calibration
+    sequence.turns.try_kind(is_drafting=True, plain_tokens=1)
+    service.pace.observe_plain(sequence, service.plain_step)
+    before = calibration.factors("model")
+    slow = RoundTimes(sequence.depth, 0.05, 1e-3, 15e-3)
+    service.pace.observe_round(sequence, 0, 1, slow)
+    assert calibration.factors("model") == pytest.approx(before)
+    service.pace.observe_round(sequence, 0, 1, slow)
+    assert calibration.factors("model") != pytest.approx(before)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
