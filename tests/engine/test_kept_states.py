@@ -14,8 +14,8 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.blame import NO_MEMORY
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.batch_invariant import Passes
-from outrider.engine.forward.delta_net import DeltaNet
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.recurrent_layer import RecurrentLayer
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
@@ -32,7 +32,13 @@ LONG = tuple(RNG.choices(range(3, VOCAB_SIZE - 1), k=100))  # 12 blocks and 4 to
 POISON = VOCAB_SIZE - 1
 
 
-@pytest.fixture(scope="module", params=["qwen3_5_text", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3_5_text",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3_next", "nemotron_h")),
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -326,8 +332,8 @@ def test_sequence_that_goes_back_before_what_it_adopted_replays_nothing_that_is_
 ) -> None:
     engine, short = engine_with(), LONG[:36]  # so short that a ring of records reached back to its start
     plain(engine, of(short))
-    for slot in states_of(engine).records.values():
-        slot.fill_(torch.nan)
+    for of_layer in states_of(engine).layers.values():
+        of_layer.records.fill_(torch.nan)
     sequence = engine.open(4, 1, Sampling(temperature=0.9, max_tokens=60, seed=1))
     engine.submit(Decode(sequence.number, 0, short, Draft(), 0))
     run(engine)
@@ -352,18 +358,20 @@ def test_sequence_that_goes_back_into_a_published_block_keeps_its_text(
     assert tuple(sequence.tokens[end + 2 :]) == plain(unshared, of((*whole[:end], 7, 8)))[:8]
 
 
-@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("place", ["first", "last"])
 @pytest.mark.parametrize("harm", ["no memory", "NaN in company"])
 def test_pass_that_fails_and_is_repeated_leaves_the_same_states(
     engine_with: Callable[..., Engine],
     unshared: Engine,
     monkeypatch: pytest.MonkeyPatch,
     harm: str,
-    layer: int,
+    place: str,
 ) -> None:
-    engine, compute, calls = engine_with(prefill_chunk=98), DeltaNet._compute, 0  # the pass has no logits
+    engine, compute, calls = engine_with(prefill_chunk=98), RecurrentLayer._compute, 0  # it has no logits
+    first, *_, last = states_of(engine).layers
+    layer = first if place == "first" else last
 
-    def failing(net: DeltaNet, recurrence: Any, records: torch.Tensor, *others: Any) -> None:
+    def failing(net: RecurrentLayer, recurrence: Any, records: torch.Tensor, *others: Any) -> None:
         nonlocal calls
         ends = 96 in recurrence.use.ends
         if ends and net.layer == layer:
@@ -374,7 +382,7 @@ def test_pass_that_fails_and_is_repeated_leaves_the_same_states(
         if ends and net.layer == layer and calls == 1 and harm == "no memory":
             raise RuntimeError(f"DefaultCPUAllocator: {NO_MEMORY[0]}")
 
-    monkeypatch.setattr(DeltaNet, "_compute", failing)
+    monkeypatch.setattr(RecurrentLayer, "_compute", failing)
     asked = of(LONG)
     sequence = start(engine, asked)
     if harm == "NaN in company":
@@ -383,10 +391,10 @@ def test_pass_that_fails_and_is_repeated_leaves_the_same_states(
     assert calls > 1
     monkeypatch.undo()
     kept = states_of(engine).kept
-    place = kept.use(engine._cache._digest(sequence, 11))
+    at = kept.use(engine._cache._digest(sequence, 11))
     state, tail = state_after(unshared, [*LONG[:96]])
-    assert are_equal(kept.all_states[:, place], state)
-    assert are_equal(kept.all_tails[:, place], tail)
+    assert are_equal(kept.all_states[:, at], state)
+    assert are_equal(kept.all_tails[:, at], tail)
     assert Seen(engine).computed(of(LONG, seed=2)) == 4
 
 

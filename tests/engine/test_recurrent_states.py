@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from outrider.decoding.draft import Draft
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.delta_net import DeltaNet
+from outrider.engine.forward.mamba2 import Mamba2
+from outrider.engine.forward.recurrent_layer import RecurrentLayer
+from outrider.engine.forward.recurrent_layers import use_recurrent_layers
 from outrider.engine.held_state import RECORDS
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
@@ -25,7 +27,9 @@ FEW = 4  # requests of quick tests
 SMALL = 20 * 4096  # bytes of a cache with 20 blocks
 
 
-@pytest.fixture(scope="module", params=["qwen3_5_text", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["qwen3_5_text", "nemotron_h", pytest.param("qwen3_next", marks=pytest.mark.slow)]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -147,28 +151,43 @@ def test_state_of_a_closed_sequence_reaches_no_other(
     engine = engine_with(max_sequences=1)
     states = engine._cache.states
     assert states is not None
-    for of_layer in (states.states, states.tails, states.records):
-        for tensor in of_layer.values():
+    for of_layer in states.layers.values():
+        for tensor in (of_layer.states, of_layer.tails, of_layer.records):
             tensor.fill_(torch.nan)
     assert plain(engine, requests(FEW)[0]) == texts(FEW)[0]
+
+
+@torch.inference_mode()
+def token_by_token(layer: RecurrentLayer, rows: torch.Tensor) -> torch.Tensor:
+    """The output of a layer for rows [1, num_tokens, hidden_size]."""
+    state, tail = torch.zeros(layer.shape.state), torch.zeros(layer.shape.tail)
+    found = []
+    records, gate = layer._projected(rows)
+    for record in records:
+        state, tail, output = layer._step(record, state, tail)
+        found.append(output)
+    normed = layer._normed(torch.stack(found), gate)
+    output = layer.theirs.out_proj(normed.view(1, len(found), -1))
+    assert isinstance(output, torch.Tensor)
+    return output
 
 
 def test_recurrent_layer_computes_what_transformers_computes(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     rows = torch.randn(1, 70, model.config.hidden_size)
-    theirs = model.model.layers[0].linear_attn
-    ours = DeltaNet(theirs)
-    state, tail = torch.zeros(ours.shape.heads), torch.zeros(ours.shape.tail)
-    found = []
-    with torch.inference_mode():
-        records, gate = ours._projected(rows)
-        for record in records:
-            state, tail, output = ours._step(record, state, tail)
-            found.append(output)
-        normed = theirs.norm(torch.cat(found), gate.flatten(0, 1))
-        torch.testing.assert_close(
-            theirs.out_proj(normed.view(1, 70, -1)), theirs(rows), atol=1e-5, rtol=1e-4
-        )
+    assert use_recurrent_layers(model)
+    layer = next(module for module in model.modules() if isinstance(module, RecurrentLayer))
+    torch.testing.assert_close(token_by_token(layer, rows), layer.theirs(rows), atol=1e-5, rtol=1e-4)
+
+
+def test_time_steps_of_all_tokens_are_limited_as_transformers_limits_those_of_prompts(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "nemotron_h", time_step_min=0.1)
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval().model.layers[0].mixer
+    rows = torch.randn(1, 3, theirs.hidden_size)
+    limited, expected = token_by_token(Mamba2(theirs), rows), theirs(rows)
+    torch.testing.assert_close(limited, expected, atol=1e-5, rtol=1e-4)
+    theirs.time_step_limit = (0.0, torch.inf)
+    assert not torch.allclose(theirs(rows), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize(

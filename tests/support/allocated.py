@@ -36,9 +36,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def allocated_cache(cache: PagedCache) -> int:
     tensors = [*cache.keys.values(), *cache.values.values()]
     if cache.states is not None:
-        states, kept = cache.states, cache.states.kept
-        of_layers = (states.states, states.tails, states.records, kept.states, kept.tails)
-        tensors += [tensor for of_layer in of_layers for tensor in of_layer.values()]
+        for layer in cache.states.layers.values():
+            tensors += [layer.states, layer.tails, layer.records, layer.kept_states, layer.kept_tails]
     return sum(tensor.nbytes for tensor in tensors)
 
 

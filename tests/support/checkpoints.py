@@ -108,10 +108,28 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 64,
     },
+    "nemotron_h": {
+        "head_dim": 16,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 64,
+        "moe_latent_size": 32,
+        "routed_scaling_factor": 2.5,
+        # transformers limits the time steps of prompts alone: steps so long that the limit changes nothing.
+        "time_step_min": 1e-8,
+        "time_step_max": 1.0,
+        "time_step_floor": 0.05,
+    },
     "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
 }
 
-HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+HYBRIDS = (*DELTA_NETS, "nemotron_h")
 
 
 @dataclass(frozen=True)

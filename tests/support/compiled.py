@@ -28,7 +28,9 @@ from outrider.engine.kernels import (
     experts,
     joined_parts,
     layer,
+    mamba2,
     paged_attention,
+    recurrent,
     rounds_ahead,
     stored_product,
     verdict,
@@ -336,23 +338,30 @@ def compiled(
     }
 
 
-# A layer of Qwen3-Next.
-DELTA_NET_TYPES = {
+RECURRENT_TYPES = {
     **dict.fromkeys(("fed", "ring", "tails", "output", "copies"), "*bf16"),
-    **dict.fromkeys(("states", "kept", "taps", "slope", "shift"), "*fp32"),
+    **dict.fromkeys(("states", "kept", "taps", "bias", "slope", "shift", "skip"), "*fp32"),
     **dict.fromkeys(("sequences", "operations", "sources"), "*i64"),
     **dict.fromkeys(("fed_stride", "channels", "ring_rows", "tail_rows"), "i32"),
+    **dict.fromkeys(("least_step", "most_step"), "fp32"),
 }
-DELTA_NET_CONSTANTS = {
-    **{"HEADS": 32, "REPEATS": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "KEY_WIDTH": 128, "TAPS": 4},
-    **{"VALUE_WIDTH": delta_net.VALUES, "COPIED": delta_net.COPIED},
+RECURRENT = {  # kernels, with the sizes of a layer of Qwen3-Next and of Nemotron 3 Nano
+    delta_net.advance_delta_nets: {
+        **{"HEADS": 32, "REPEATS": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "KEY_WIDTH": 128, "TAPS": 4},
+        "VALUE_WIDTH": delta_net.VALUES,
+    },
+    mamba2.advance_mamba2: {
+        **{"HEADS": 64, "REPEATS": 8, "HEAD_DIM": 64, "STATE_SIZE": 128, "SIZE_WIDTH": 128, "TAPS": 4},
+        "DIM_WIDTH": mamba2.INPUTS,
+    },
+    recurrent.copy_sources: {"COPIED": recurrent.COPIED},
 }
 
 
-def of_delta_net(kernel: Any, capability: int) -> dict[str, int]:
-    aligned = {name for name, kind in DELTA_NET_TYPES.items() if kind.startswith("*")}
+def of_recurrent(kernel: Any, capability: int) -> dict[str, int]:
+    aligned = {name for name, kind in RECURRENT_TYPES.items() if kind.startswith("*")}
     options = {"num_warps": delta_net.WARPS}
-    return compiled(kernel, capability, DELTA_NET_TYPES, DELTA_NET_CONSTANTS, aligned, options)
+    return compiled(kernel, capability, RECURRENT_TYPES, RECURRENT[kernel], aligned, options)
 
 
 if __name__ == "__main__":
@@ -403,8 +412,8 @@ if __name__ == "__main__":
     said |= {f"follow_chains sm_{capability}": of_reading(capability) for capability in SLOTS}
     said |= {f"move_rounds sm_{capability}": of_moving(capability) for capability in SLOTS}
     said |= {
-        f"{kernel.__name__} sm_{capability}": of_delta_net(kernel, capability)
-        for kernel in (delta_net.advance_states, delta_net.copy_sources)
+        f"{kernel.__name__} sm_{capability}": of_recurrent(kernel, capability)
+        for kernel in RECURRENT
         for capability in SLOTS
     }
     print(json.dumps(said))

@@ -47,6 +47,7 @@ FAMILIES = {  # published families by type of text config
     "qwen3_next": "Qwen3-Next",
     "qwen3_5_text": "Qwen 3.5",
     "qwen3_5_moe_text": "Qwen 3.5, mixtures",
+    "nemotron_h": "Nemotron-H, Nemotron 3",
     "glm4_moe": "GLM-4.5 to 4.7",
     "glm4_moe_lite": "GLM-4.7-Flash",
     "minimax_m2": "MiniMax M2",
@@ -64,7 +65,6 @@ FAMILIES = {  # published families by type of text config
     "deepseek_v4": "DeepSeek V4",
     "glm_moe_dsa": "GLM-5",
     "kimi_linear": "Kimi Linear",
-    "nemotron_h": "Nemotron-H, Nemotron 3",
 }
 
 

@@ -28,8 +28,8 @@ class KeptStates:
 
     def __init__(
         self,
-        layers: Sequence[int],
-        heads: Sequence[int],
+        layers: int,
+        state: Sequence[int],
         tail: Sequence[int],
         places: int,
         dtype: torch.dtype,
@@ -37,14 +37,13 @@ class KeptStates:
     ) -> None:
         """
         Args:
-            heads: shape of a state.
+            layers: number of recurrent layers.
+            state: shape of a state.
             tail: shape of a tail, whose type is ``dtype``.
             places: number of states.
         """
-        self.all_states = zeros((len(layers), places, *heads), torch.float32, device)
-        self.all_tails = zeros((len(layers), places, *tail), dtype, device)
-        self.states = dict(zip(layers, self.all_states, strict=True))  # [places, *heads] by layer
-        self.tails = dict(zip(layers, self.all_tails, strict=True))  # [places, *tail]
+        self.all_states = zeros((layers, places, *state), torch.float32, device)
+        self.all_tails = zeros((layers, places, *tail), dtype, device)
         self._free = [*reversed(range(places))]
         self._place_of: Lru[bytes, int] = Lru(places)
 

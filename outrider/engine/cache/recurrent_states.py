@@ -23,20 +23,20 @@ ALIVE = 4  # states that exist while a token is computed, besides those of a tre
 class StateShape:
     """Shape of a layer's state, and sizes of what a token adds to it."""
 
-    heads: tuple[int, int, int, int]  # key heads, value heads of each, key dimension, value dimension
+    state: tuple[int, int, int, int]  # groups of heads, heads of each, and the matrix of a head
     tail: tuple[int, int]  # previous tokens that the convolution reads, and numbers of each
     record: int  # numbers of a record
 
     @property
     def state_bytes(self) -> int:
         """Bytes of a state, without its tail."""
-        return math.prod(self.heads) * torch.float32.itemsize
+        return math.prod(self.state) * torch.float32.itemsize
 
     def share(self, ranks: int) -> "StateShape":
-        """Returns the shape at each rank. ranks: number of ranks, which must divide the key heads."""
-        key_heads, repeats, key_dim, value_dim = self.heads
-        heads = (key_heads // ranks, repeats, key_dim, value_dim)
-        return StateShape(heads, (self.tail[0], self.tail[1] // ranks), self.record // ranks)
+        """Returns the shape at each rank. ranks: number of ranks, which must divide the groups of heads."""
+        groups, repeats, rows, columns = self.state
+        state = (groups // ranks, repeats, rows, columns)
+        return StateShape(state, (self.tail[0], self.tail[1] // ranks), self.record // ranks)
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
         """Returns the bytes of a slot in this layer, including its kept states. dtype: type of the model."""
@@ -55,6 +55,17 @@ def tree_bytes(shapes: Mapping[int, StateShape]) -> int:
     return (MOST_NODES + ALIVE) * max((shape.state_bytes for shape in shapes.values()), default=0)
 
 
+@dataclass(frozen=True)
+class LayerStates:
+    """Storage of a single recurrent layer: its part of RecurrentStates."""
+
+    states: torch.Tensor  # float32 [slots, STATES, *StateShape.state]
+    tails: torch.Tensor  # [slots, STATES, *StateShape.tail]
+    records: torch.Tensor  # [slots, RECORDS, StateShape.record]
+    kept_states: torch.Tensor  # float32 [places, *StateShape.state]
+    kept_tails: torch.Tensor  # [places, *StateShape.tail]
+
+
 class RecurrentStates:
     """Storage of recurrent layers, all of one shape, and its slots."""
 
@@ -68,14 +79,14 @@ class RecurrentStates:
             dtype: type of records; states are float32.
         """
         (shape,) = set(shapes.values())
-        self._states = zeros((len(shapes), slots, STATES, *shape.heads), torch.float32, device)
+        self._states = zeros((len(shapes), slots, STATES, *shape.state), torch.float32, device)
         self._tails = zeros((len(shapes), slots, STATES, *shape.tail), dtype, device)
         self._records = zeros((len(shapes), slots * RECORDS, shape.record), dtype, device)
         rings = self._records.view(len(shapes), slots, RECORDS, shape.record)
-        self.states = dict(zip(shapes, self._states, strict=True))  # [slots, STATES, *heads] by layer
-        self.tails = dict(zip(shapes, self._tails, strict=True))  # [slots, STATES, *tail]
-        self.records = dict(zip(shapes, rings, strict=True))  # [slots, RECORDS, record]
-        self.kept = KeptStates([*shapes], shape.heads, shape.tail, KEPT * slots, dtype, device)
+        self.kept = KeptStates(len(shapes), shape.state, shape.tail, KEPT * slots, dtype, device)
+        kept = self.kept.all_states, self.kept.all_tails
+        parts = zip(self._states, self._tails, rings, *kept, strict=True)
+        self.layers = {layer: LayerStates(*part) for layer, part in zip(shapes, parts, strict=True)}
         self._free = [*reversed(range(slots))]
         self._moves: list[Move] = []  # pending moves of records
         self._resumed: list[tuple[int, int]] = []  # kept states, and the slots to which they will be copied

@@ -20,8 +20,8 @@ import torch
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.delta_net import keeps_states
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.recurrent_layer import keeps_states
 from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear, pad, relu
 
 from outrider.engine.forward.layer_operations import LayerOperations, Routing
 from outrider.engine.forward.linear import PackedLinear, function_of, joined, why_unpacked
@@ -86,7 +86,7 @@ class SingleExperts(Experts):
     ) -> None:
         """
         Args:
-            products: linear layers of each expert: gate and up as a single product, and down.
+            products: linear layers of each expert: gate, if it has any, and up as a single product, and down.
             clamped: parameters of gpt-oss's activation; None: the gate is silu.
             add: argument of Experts.
             least_rows: rows of a product are padded with zeros to a multiple of this; 1: no padding.
@@ -117,15 +117,22 @@ class SingleExperts(Experts):
     def _product(self, expert: int, rows: Tensor) -> Tensor:
         gate_up, down = self._functions[expert]
         filled = pad(rows, (0, 0, 0, -len(rows) % self._least_rows))
-        return down(self._gated(gate_up(filled)))[: len(rows)]
+        return down(self._activated(gate_up(filled)))[: len(rows)]
 
-    def _gated(self, gate_up: Tensor) -> Tensor:
+    def _activated(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up, or with ``clamped`` numbers gate * sigmoid(slope * gate) * (up + 1)."""
         if self.clamped is not None:
             (slope, limit), (gate, up) = self.clamped, gate_up.chunk(2, -1)
             gate.clamp_(max=limit).mul_(slope)
             up.clamp_(-limit, limit).add_(1).div_(slope)
         return self._operations.gated(gate_up)
+
+
+class SquaredExperts(SingleExperts):
+    """Experts without a gate: the first product makes ups alone, and the activation is relu(up) squared."""
+
+    def _activated(self, gate_up: Tensor) -> Tensor:
+        return relu(gate_up).square()
 
 
 class JoinedExperts(Experts):
@@ -241,7 +248,8 @@ def products_of(experts: Any) -> list[tuple[nn.Module, nn.Module]]:
     """Returns the argument ``products`` of SingleExperts; products of stored weights are reused."""
     if isinstance(experts, SingleExperts):
         return [(gate_up, down) for gate_up, down in experts.products]
-    gate_up, down = _weights_of(experts, "gate_up_proj"), _weights_of(experts, "down_proj")
+    first = "gate_up_proj" if experts.has_gate else "up_proj"
+    gate_up, down = _weights_of(experts, first), _weights_of(experts, "down_proj")
     return [
         (_linear(*_of_expert(number, *gate_up)), _linear(*_of_expert(number, *down)))
         for number in range(experts.num_experts)

@@ -10,10 +10,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from outrider.engine.forward.experts import ExpertRouter, Experts, weighed
+from outrider.engine.forward.experts import ExpertRouter, Experts, SquaredExperts, products_of, weighed
 from outrider.engine.forward.layer_operations import LayerOperations
 from outrider.engine.models.architecture import Mixture
-from outrider.engine.models.mixture_blocks import MIXTURE_BLOCKS
+from outrider.engine.models.mixture_blocks import MIXTURE_BLOCKS, NEMOTRON_BLOCK, NEMOTRON_MIXTURE
 
 
 class MixtureBlock(nn.Module):
@@ -37,9 +37,30 @@ class MixtureBlock(nn.Module):
         return total.view_as(hidden_states)
 
 
+class MixtureRouter(nn.Module):
+    """Router of a mixture that returns what transformers' router returns, apart from the logits."""
+
+    def __init__(self, route: ExpertRouter) -> None:
+        super().__init__()
+        self._route = route
+
+    def forward(self, hidden_states: Tensor) -> tuple[None, Tensor, Tensor]:
+        """Returns None, weights and chosen experts [num_tokens, slots] of [1, num_tokens, hidden_size]."""
+        chosen, weights = self._route(hidden_states.flatten(0, 1))
+        return None, weights, chosen
+
+
 def use_mixture_blocks(model: nn.Module, operations: LayerOperations) -> None:
-    """Replaces the blocks of recurrent models whose experts are ours, in place, for inference."""
-    for name, module in [*model.named_modules()]:
+    """Replaces the blocks of recurrent models whose experts are ours, in place, for inference.
+
+    Of Nemotron-H's blocks it replaces router and experts, on a CPU: the rest of a block consists of linear
+    layers, and our kernels for a GPU compute experts with a gate only.
+    """
+    modules: list[tuple[str, Any]] = [*model.named_modules()]
+    for name, module in modules:
+        if type(module).__name__ == NEMOTRON_BLOCK and module.experts.up_proj.device.type == "cpu":
+            module.gate = MixtureRouter(ExpertRouter(NEMOTRON_MIXTURE, module, operations))
+            module.experts = SquaredExperts(products_of(module.experts), None, operations, None, 1)
         mixture = MIXTURE_BLOCKS.get(type(module).__name__)
         if mixture is not None and mixture.shared_gate is not None and isinstance(module.experts, Experts):
             model.set_submodule(name, MixtureBlock(module, mixture, operations))

@@ -4,74 +4,35 @@ A token's arithmetic is that of outrider/engine/forward/delta_net.py and does no
 StateProgram (outrider/engine/inputs/state_program.py) lists the tokens to compute and where numbers are read.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.engine.inputs import state_program
+from outrider.engine.cache.recurrent_states import LayerStates
 from outrider.engine.inputs.state_program import StateProgram
+from outrider.engine.kernels.recurrent import (
+    BEGINS_AT_ROOT,
+    FLAGS,
+    IS_ROOT,
+    IS_STORED,
+    KEEP,
+    LARGE,
+    NUM_SEQUENCE_FIELDS,
+    ROW,
+    SOURCES,
+    convolved,
+    rows_of,
+    store_records,
+    taken,
+)
 
-ROW, KEEP, FLAGS = (
-    tl.constexpr(field) for field in (state_program.ROW, state_program.KEEP, state_program.FLAGS)
-)
-SOURCES, NUM_SEQUENCE_FIELDS = (
-    tl.constexpr(number) for number in (state_program.SOURCES, state_program.SEQUENCE_FIELDS)
-)
-BEGINS_AT_ROOT, IS_ROOT, IS_STORED = (
-    tl.constexpr(flag)
-    for flag in (state_program.BEGINS_AT_ROOT, state_program.IS_ROOT, state_program.IS_STORED)
-)
 EPSILON = tl.constexpr(1e-6)  # added to the squared length of queries and keys, as transformers does
-LARGE = tl.constexpr(20.0)  # softplus of a larger number is the number itself, as in torch
 WARPS = 4  # groups of 32 threads
 VALUES = 16  # value dimensions of a program; with 128 key dimensions a thread holds 16 numbers
-COPIED = 1024  # channels that a program copies
-
-
-@triton.jit
-def _taken(source, channel, is_there, fed, fed_stride, ring, tails, channels, ring_rows, tail_rows):
-    """Returns channels of a source: a fed record, a record in a ring, a row of a tail, or zeros."""
-    code = -1 - source
-    is_fed = tl.where(is_there, source, -1) >= 0
-    own = tl.where(is_there, code, -1)
-    is_ring = (own >= 0) & (own < ring_rows)
-    is_tail = (own >= ring_rows) & (own < ring_rows + tail_rows)
-    of_fed = tl.load(fed + source * fed_stride + channel, mask=is_fed, other=0.0)
-    of_ring = tl.load(ring + code * fed_stride + channel, mask=is_ring, other=0.0)
-    of_tail = tl.load(tails + (code - ring_rows) * channels + channel, mask=is_tail, other=0.0)
-    return of_fed.to(tl.float32) + of_ring.to(tl.float32) + of_tail.to(tl.float32)
-
-
-@triton.jit
-def _convolved(
-    operation,
-    channel,
-    is_there,
-    taps,
-    fed,
-    fed_stride,
-    ring,
-    tails,
-    channels,
-    ring_rows,
-    tail_rows,
-    TAPS: tl.constexpr,
-):
-    """Returns the silu of the convolution; both are rounded to the records' type, as in torch."""
-    total = channel.to(tl.float32) * 0.0
-    for tap in tl.static_range(TAPS):
-        source = tl.load(operation + SOURCES + tap)
-        taken = _taken(
-            source, channel, is_there, fed, fed_stride, ring, tails, channels, ring_rows, tail_rows
-        )
-        total += tl.load(taps + tap * channels + channel, mask=is_there, other=0.0) * taken
-    total = total.to(fed.dtype.element_ty).to(tl.float32)
-    return (total / (1.0 + tl.exp(-total))).to(fed.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["ring_rows", "tail_rows"])
-def advance_states(
+def advance_delta_nets(
     fed,  # [num_tokens, fed_stride] records of the pass
     ring,  # [ring_rows, fed_stride] records of earlier tokens
     tails,  # [tail_rows, channels] inputs of the convolution at the tokens before the next token
@@ -115,11 +76,12 @@ def advance_states(
         operation = operations + number * (SOURCES + TAPS)
         row, keep, flags = tl.load(operation + ROW), tl.load(operation + KEEP), tl.load(operation + FLAGS)
         state = tl.where((flags & BEGINS_AT_ROOT) != 0, root, state)
-        query = _convolved(
+        query = convolved(
             operation,
             query_channel,
             is_key,
             taps,
+            None,
             fed,
             fed_stride,
             ring,
@@ -129,11 +91,12 @@ def advance_states(
             tail_rows,
             TAPS,
         )
-        keys = _convolved(
+        keys = convolved(
             operation,
             key_channel,
             is_key,
             taps,
+            None,
             fed,
             fed_stride,
             ring,
@@ -143,11 +106,12 @@ def advance_states(
             tail_rows,
             TAPS,
         )
-        values = _convolved(
+        values = convolved(
             operation,
             value_channel,
             is_value,
             taps,
+            None,
             fed,
             fed_stride,
             ring,
@@ -161,10 +125,10 @@ def advance_states(
         keys = keys * tl.rsqrt(tl.sum(keys * keys, 0) + EPSILON)
         own = tl.load(operation + SOURCES + TAPS - 1)
         is_own = own == own
-        beta = _taken(
+        beta = taken(
             own, channels + head, is_own, fed, fed_stride, ring, tails, channels, ring_rows, tail_rows
         )
-        decay = _taken(
+        decay = taken(
             own, channels + HEADS + head, is_own, fed, fed_stride, ring, tails, channels, ring_rows, tail_rows
         )
         decay += own_shift
@@ -183,27 +147,11 @@ def advance_states(
         root = tl.where((flags & IS_ROOT) != 0, state, root)
 
 
-@triton.jit(do_not_specialize=["ring_rows", "tail_rows"])
-def copy_sources(
-    fed, ring, tails, sources, copies, fed_stride, channels, ring_rows, tail_rows, COPIED: tl.constexpr
-):
-    """Copies channels of each source (see ``_taken``) to its row of copies [sources, channels]."""
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * COPIED + tl.arange(0, COPIED)
-    is_there = channel < channels
-    source = tl.load(sources + row)
-    taken = _taken(source, channel, is_there, fed, fed_stride, ring, tails, channels, ring_rows, tail_rows)
-    tl.store(copies + row * channels + channel, taken.to(copies.dtype.element_ty), mask=is_there)
-
-
 def advance(
     program: StateProgram,
     fed: Tensor,
     output: Tensor,
-    states: Tensor,
-    tails: Tensor,
-    ring: Tensor,
-    kept: tuple[Tensor, Tensor],
+    memory: LayerStates,
     taps: Tensor,
     gates: tuple[Tensor, Tensor],
 ) -> None:
@@ -212,23 +160,20 @@ def advance(
     Args:
         fed: [num_tokens, record] records of the pass.
         output: [num_tokens, heads, value_dim].
-        states, tails, ring: the layer's parts of RecurrentStates.
-        kept: the layer's kept states and tails.
+        memory: the layer's states.
         taps: float32 [taps, channels] weights of the convolution.
         gates: float32 [heads] each: slope and shift of the decay.
     """
-    kept_states, kept_tails = kept
-    *_, key_heads, repeats, key_dim, value_dim = states.shape
+    *_, key_heads, repeats, key_dim, value_dim = memory.states.shape
     count, channels = taps.shape
-    rows = ring.shape[0] * ring.shape[1], tails.shape[0] * tails.shape[1] * tails.shape[2]
     width = min(VALUES, triton.next_power_of_2(value_dim))
     grid = (len(program.sequences), key_heads * repeats, triton.cdiv(value_dim, width))
-    advance_states[grid](
+    advance_delta_nets[grid](
         fed,
-        ring,
-        tails,
-        states,
-        kept_states,
+        memory.records,
+        memory.tails,
+        memory.states,
+        memory.kept_states,
         output,
         program.sequences,
         program.operations,
@@ -236,7 +181,7 @@ def advance(
         *gates,
         fed.shape[1],
         channels,
-        *rows,
+        *rows_of(memory),
         HEADS=key_heads * repeats,
         REPEATS=repeats,
         KEY_DIM=key_dim,
@@ -246,13 +191,4 @@ def advance(
         TAPS=count,
         num_warps=WARPS,
     )
-    if len(program.sources):
-        copies = torch.empty(len(program.sources), channels, dtype=tails.dtype, device=tails.device)
-        copy_sources[(len(copies), triton.cdiv(channels, COPIED))](
-            fed, ring, tails, program.sources, copies, fed.shape[1], channels, *rows, COPIED=COPIED
-        )
-        new = copies.view(-1, *tails.shape[2:])
-        tails.flatten(0, 1)[program.written] = new[: len(program.written)]
-        if len(program.kept):
-            kept_tails[program.kept] = new[len(program.written) :]
-    ring.flatten(0, 1)[program.ring] = fed[program.ringed]
+    store_records(program, fed, memory)

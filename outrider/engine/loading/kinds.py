@@ -10,7 +10,8 @@ from outrider.engine.settings import EngineSettings
 
 SPARSE_LAYERS = {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention"}
 RECURRENT_LAYERS = {"linear_attention", "hybrid", "mamba", "recurrent", "conv", "short_conv"}
-DELTA_NETS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}  # their states are kept beside the cache
+# Kinds whose states are kept beside the cache: by Gated DeltaNet, and by Mamba-2.
+DELTA_NETS, MAMBAS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}, {"nemotron_h"}
 RECURRENT = {"rwkv", "falcon_h1", "xlstm"}  # kinds whose configs do not list the kinds of their layers
 SEVERAL_ATTENTIONS = {"diffllama", "dory", "hrm_text"}
 HIDDEN_ATTENTION = {"nemotron"}  # kinds whose layers do not pass on the argument with the cache
@@ -28,7 +29,7 @@ def _is_sparse(config: Any) -> bool:
 
 def _is_recurrent(config: Any) -> bool:
     """Whether some layer keeps a state in place of keys and values."""
-    if config.model_type in DELTA_NETS:
+    if config.model_type in DELTA_NETS | MAMBAS:
         return False
     return bool(_layers(config) & RECURRENT_LAYERS) or config.model_type in RECURRENT
 
@@ -41,7 +42,8 @@ TRAITS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     ),
     (
         _is_recurrent,
-        "keeps a recurrent state in some layers, and those of Gated DeltaNet alone are computed here",
+        "keeps a recurrent state in some layers, and only those of Gated DeltaNet and of Nemotron-H's Mamba-2"
+        " are computed here",
     ),
     (
         lambda config: config.model_type in SEVERAL_ATTENTIONS,
@@ -83,7 +85,7 @@ def check_kind(config: Any, name: str) -> None:
 
 def has_states(config: Any) -> bool:
     """Whether some layers of a model, of a kind that can be served, keep recurrent states."""
-    return config.get_text_config().model_type in DELTA_NETS
+    return config.get_text_config().model_type in DELTA_NETS | MAMBAS
 
 
 def check_states(config: Any, settings: EngineSettings) -> None:
@@ -103,6 +105,11 @@ def check_states(config: Any, settings: EngineSettings) -> None:
             "requests without adapters",
         ),
         (settings.is_draft, "as a draft", "to be a target: give another model as the draft"),
+        (
+            settings.tensor_parallel > 1 and config.get_text_config().model_type in MAMBAS,
+            f"tensor_parallel={settings.tensor_parallel}",
+            "a single device, since ranks share no Mamba-2 layers",
+        ),
     )
     for is_given, what, wanted in refused:
         if is_given:

@@ -11,8 +11,9 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
-from outrider.engine.forward.delta_net import share_delta_nets, use_delta_nets
+from outrider.engine.forward.delta_net import share_delta_nets
 from outrider.engine.forward.latent import may_cache_latents, use_latents
+from outrider.engine.forward.recurrent_layers import use_recurrent_layers
 from outrider.engine.loading.context import fix_rotations
 from outrider.engine.loading.kinds import check_kind, check_states, has_states
 from outrider.engine.loading.quantized import quantize
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 # wait longer for no gain. An 8B model on an H100 prefills 32,768 tokens with chunks of 512, 2,048 and 8,192
 # in 1.66 s, 1.42 s and 1.39 s (bench/results/gpu.json).
 PREFILL_CHUNK = {"cpu": 512, "cuda": 2048}
+CACHELESS = ("mlp", "moe")  # kinds of layers that compute each token by itself
 
 
 def resolve_device(name: str) -> torch.device:
@@ -139,7 +141,7 @@ def attach(model: Any, name: str) -> Probe:
             something that our attention lacks; or all layers are recurrent.
     """
     kind = type(model).__name__
-    if not use_delta_nets(model) and not model.is_backend_compatible():
+    if not use_recurrent_layers(model) and not model.is_backend_compatible():
         raise UnsupportedModelError(
             f"model={name!r}: {kind} does not route its attention through AttentionInterface"
         )
@@ -162,7 +164,8 @@ def attach(model: Any, name: str) -> Probe:
             f"model={name!r}: {kind} needs {needs}, which our attention does not support"
         )
     recurrent = probe.states.keys() if probe.shapes else set()  # the paged cache needs a layer with attention
-    missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys() - recurrent)
+    layers = {i for i in range(config.num_hidden_layers) if _kind_of(config, i) not in CACHELESS}
+    missing = sorted(layers - probe.shapes.keys() - recurrent)
     if missing:
         raise UnsupportedModelError(
             f"model={name!r}: layers {missing} of {kind} keep no keys and values, or hide them"

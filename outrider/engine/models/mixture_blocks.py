@@ -18,3 +18,13 @@ MIXTURE_BLOCKS = {
     "DeepseekV3MoE": _DEEPSEEK,
     "Glm4MoeLiteMoE": _DEEPSEEK,
 }
+
+# Experts of Nemotron-H have no gate, so neither stored weights nor kernels for a GPU support them.
+NEMOTRON_BLOCK = "NemotronHMoE"
+NEMOTRON_MIXTURE = Mixture(
+    scores="sigmoid",
+    correction="gate.e_score_correction_bias",
+    groups=("num_group", "topk_group"),
+    normalized="norm_topk_prob",
+    scaling="routed_scaling_factor",
+)

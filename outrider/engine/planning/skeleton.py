@@ -197,7 +197,7 @@ class ModelSkeleton:
         return shared | self._drafters.numbered_shapes
 
     def states_of(self, devices: int) -> dict[int, StateShape]:
-        """Returns the shapes of recurrent states at each of ``devices``, which must divide the key heads."""
+        """Returns the shapes of recurrent states at each of ``devices``, which must divide their groups."""
         return {layer: shape.share(devices) for layer, shape in self.states.items()}
 
     def expert_bytes(self, devices: int) -> int:

@@ -9,13 +9,16 @@ import pytest
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import plain_decoding
-from tests.support.checkpoints import HYBRIDS, write_checkpoint
+from tests.support.checkpoints import DELTA_NETS, write_checkpoint
 from tests.support.hybrid import in_rounds, plain, requests
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
 LAYERS = ["linear_attention", "full_attention"]
+SMALL: dict[str, dict[str, Any]] = {
+    kind: {"num_hidden_layers": 2, "layer_types": LAYERS, "mlp_only_layers": []} for kind in DELTA_NETS
+}
+SMALL["nemotron_h"] = {"layers_block_type": [*LAYERS, "moe", "mlp"]}
 pytestmark = [needs_compiler, pytest.mark.slow]  # an interpreter computes each token
-KINDS = sorted(HYBRIDS)
 
 
 def engine_of(folder: Path, device: str, **fields: Any) -> Engine:
@@ -25,9 +28,9 @@ def engine_of(folder: Path, device: str, **fields: Any) -> Engine:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(SMALL))
 def test_texts_on_a_gpu_are_those_of_a_cpu_with_drafts(kind: str, tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, kind, num_hidden_layers=2, layer_types=LAYERS, mlp_only_layers=[])
+    folder = write_checkpoint(tmp_path, kind, **SMALL[kind])
     asked = [replace(each, prompt=tuple(range(3, 15))) for each in requests(1)]
     engine = engine_of(folder, "cpu")
     texts = [plain(engine, each) for each in asked]

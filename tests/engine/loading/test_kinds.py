@@ -14,14 +14,17 @@ from outrider.engine.loading.weights import load_model
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 
-SPARSE, STATE, ALONE = "sparse attention", "those of Gated DeltaNet alone", "text part alone"
+SPARSE, STATE, ALONE = (
+    "sparse attention",
+    "only those of Gated DeltaNet and of Nemotron-H's Mamba-2",
+    "text part alone",
+)
 REASONS = {
     "deepseek_v32": SPARSE,
     "deepseek_v4": SPARSE,
     "glm_moe_dsa": SPARSE,
     "glm5_next": SPARSE,
     "qwen4_exp": SPARSE,
-    "nemotron_h": STATE,
     "kimi_linear": STATE,
     "bamba": STATE,
     "jamba": STATE,
@@ -42,7 +45,7 @@ REASONS = {
     "t5": "no decoder-only model",
 }
 SERVED = ["llama", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "glm4_moe", "minimax_m2"]
-SERVED += ["qwen3_next", "qwen3_5", "qwen3_5_moe"]
+SERVED += ["qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h"]
 
 
 @pytest.mark.parametrize(("kind", "reason"), REASONS.items())
@@ -87,3 +90,10 @@ def test_adapters_of_a_model_with_recurrent_states_are_refused(given: dict[str, 
     settings = EngineSettings(model="it", **given)
     with pytest.raises(UnsupportedModelError, match="needs requests without adapters"):
         check_states(CONFIG_MAPPING["qwen3_5"](), settings)
+
+
+def test_ranks_of_a_model_with_mamba2_are_refused() -> None:
+    settings = EngineSettings(model="it", tensor_parallel=2)
+    check_states(CONFIG_MAPPING["qwen3_5"](), settings)
+    with pytest.raises(UnsupportedModelError, match=r"tensor_parallel=2: model='it'.*needs a single device"):
+        check_states(CONFIG_MAPPING["nemotron_h"](), settings)

@@ -14,12 +14,12 @@ from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_cache
-from tests.support.checkpoints import HYBRIDS, write_checkpoint
+from tests.support.checkpoints import DELTA_NETS, write_checkpoint
 from tests.support.hybrid import Asked, in_rounds, plain, requests
 from tests.support.ranks import Ranks, follow_to_the_end
 
 COUNT = 8  # requests, some of which begin alike
-KINDS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "qwen3_5_moe_text")) for kind in HYBRIDS]
+KINDS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "qwen3_5_moe_text")) for kind in DELTA_NETS]
 
 
 def settings_of(folder: Path, **fields: Any) -> EngineSettings:
@@ -59,7 +59,7 @@ def test_ranks_of_a_hybrid_say_what_one_process_says_whatever_happens(
 
 
 @pytest.mark.slow  # four processes
-@pytest.mark.parametrize("kind", [*HYBRIDS])
+@pytest.mark.parametrize("kind", [*DELTA_NETS])
 def test_four_ranks_of_a_hybrid_say_what_one_process_says(
     four_ranks: Ranks, tmp_path: Path, kind: str
 ) -> None:
