@@ -1,4 +1,4 @@
-"""What kernels of recurrent layers share: sources of a StateProgram, and records and tails after a pass."""
+"""Parts that kernels of recurrent layers share: sources of a StateProgram, records and tails of a pass."""
 
 import torch
 import triton
