@@ -162,13 +162,13 @@ class TargetModelSettings(ModelSettings):
         return self
 
     @property
-    def may_have_adapters(self) -> bool:
-        """Whether some sequences may have an adapter."""
-        return bool(self.adapters) or self.adapter_folder is not None
+    def most_adapters(self) -> int:
+        """Largest number of adapters that are there at a time, which have the numbers from 1 on."""
+        return len(self.adapters) + (0 if self.adapter_folder is None else self.max_loaded_adapters)
 
     @model_validator(mode="after")
     def _adapters_are_computed(self) -> "TargetModelSettings":
-        if not self.may_have_adapters:
+        if not self.most_adapters:
             return self
         given = "adapters" if self.adapters else "adapter_folder"
         if self.batch_invariant:

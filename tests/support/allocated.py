@@ -11,6 +11,7 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.graphs import CapturedSizes
 from outrider.engine.forward.linear import PackedLinear, StoredLinear
 from outrider.engine.loading.quantized import Int4Linear, Int8Linear
+from outrider.engine.loop.step_graphs import StepGraphs
 
 
 def allocated_weights(model: nn.Module) -> int:
@@ -62,7 +63,7 @@ def _tree(values: Any) -> list[object]:
     found: list[object] = []
     named = values.items() if isinstance(values, dict) else (("", value) for value in values)
     for value in (value for name, value in named if name != "block_tables"):
-        if is_dataclass(value):
+        if is_dataclass(value) or isinstance(value, StepGraphs):
             found += _tree(vars(value))
         elif isinstance(value, dict | list | tuple):
             found += _tree(value)

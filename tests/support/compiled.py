@@ -17,7 +17,14 @@ from triton.compiler import ASTSource
 
 from outrider.engine.inputs import choice_input
 from outrider.engine.inputs.context_parts import third_length
-from outrider.engine.inputs.paged_input import FEW_QUERIES, FEW_TILE, MANY_TILE, NO_ROOT, TILE_FIELDS
+from outrider.engine.inputs.paged_input import (
+    ADAPTER_TILE,
+    FEW_QUERIES,
+    FEW_TILE,
+    MANY_TILE,
+    NO_ROOT,
+    TILE_FIELDS,
+)
 from outrider.engine.inputs.told_tokens import TOLD
 from outrider.engine.kernels import (
     advance,
@@ -28,6 +35,7 @@ from outrider.engine.kernels import (
     experts,
     joined_parts,
     layer,
+    low_rank,
     mamba2,
     paged_attention,
     recurrent,
@@ -364,6 +372,28 @@ def of_recurrent(kernel: Any, capability: int) -> dict[str, int]:
     return compiled(kernel, capability, RECURRENT_TYPES, RECURRENT[kernel], aligned, options)
 
 
+# Adapters of rank 16 for queries, keys and values of Llama 3 8B.
+LOW_RANK_TYPES = {
+    **dict.fromkeys(("rows", "output"), "*bf16"),
+    **dict.fromkeys(("table", "adapter_rows", "adapter_tiles"), "*i64"),
+    "parts": "*fp32",
+}
+LOW_RANK_SIZES = {"INPUTS": 4096, "OUTPUTS": 6144, "PARTS": 4, "RANKS": 48, "PART": low_rank.PART}
+LOW_RANK_SIZES |= {"TILE": low_rank.TILE, "ROWS": ADAPTER_TILE}
+LOW_RANK: dict[str, dict[str, int]] = {
+    "shrink_rows": {"SPAN": low_rank.SPAN},
+    "expand_rows": {"SPAN": low_rank.RANKS_AT_ONCE},
+}
+
+
+def of_low_rank(name: str, capability: int) -> dict[str, int]:
+    options = {"num_warps": low_rank.WARPS, "num_stages": low_rank.STAGES}
+    constants = {**LOW_RANK_SIZES, **LOW_RANK[name]}
+    return compiled(
+        getattr(low_rank, name), capability, LOW_RANK_TYPES, constants, set(LOW_RANK_TYPES), options
+    )
+
+
 if __name__ == "__main__":
     said = {
         f"{kernel.__name__} sm_{capability}": of_choice(kernel, capability)
@@ -407,6 +437,9 @@ if __name__ == "__main__":
         for form in CHOSEN
         for tiling in (experts.FEW, experts.MANY)
         for capability in SLOTS
+    }
+    said |= {
+        f"{name} sm_{capability}": of_low_rank(name, capability) for name in LOW_RANK for capability in SLOTS
     }
     said |= {f"find_path sm_{capability}": of_verdict(capability) for capability in SLOTS}
     said |= {f"follow_chains sm_{capability}": of_reading(capability) for capability in SLOTS}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outrider.engine.adapters.adapted_linear import AdaptedLinear, PassUnderWay
+from outrider.engine.adapters.adapted_linear import AdaptedLinear, KernelRoom, PassUnderWay
 from outrider.engine.adapters.checkpoint import AdapterCheckpoint, LowRank, may_change
 from outrider.engine.blame import says_broken
 from outrider.engine.errors import UnsupportedModelError
@@ -73,12 +73,13 @@ class Adapters:
         """Sets which rows of the next pass have which adapters."""
         self._under_way.rows = rows
 
-    def load(self, model: Any, rank: int) -> None:
+    def load(self, model: Any, rank: int, most: int) -> None:
         """Loads the weights and replaces the layers that they change, in place.
 
         Args:
             model: whole model, or a rank's share; its layers may have been packed and joined.
             rank: rank of this process in its group; 0 without a group.
+            most: adapters at a time that a GPU kernel computes; 0: no kernel computes them.
 
         Raises:
             UnsupportedModelError: an adapter does not fit the model.
@@ -86,7 +87,13 @@ class Adapters:
         if not self._checkpoints and self.folder is None:
             return
         self._rank, self._model = rank, model
-        self._layers = _adapted_layers(model, self._under_way)
+        ranks = [checkpoint.rank for checkpoint in self._checkpoints]
+        highest = max([*ranks, 0 if self.folder is None else self._max_rank])
+        room = KernelRoom(most, highest) if most else None
+        self._layers = _adapted_layers(model, self._under_way, room)
+        if room is not None and self.folder is not None:  # an adapter of any layer may follow
+            for place in self._layers.values():
+                place.layer.make_table(model.device)
         for number, checkpoint in enumerate(self._checkpoints, 1):
             self._take(number, self._changes_of(checkpoint))
             self._by_name[checkpoint.name] = SequenceAdapter(number, checkpoint.digest)
@@ -187,7 +194,9 @@ class _LayerPlace:
     is_by_inputs: bool  # whether ranks divide its inputs instead of its outputs
 
 
-def _adapted_layers(model: nn.Module, under_way: PassUnderWay) -> Mapping[str, _LayerPlace]:
+def _adapted_layers(
+    model: nn.Module, under_way: PassUnderWay, room: KernelRoom | None
+) -> Mapping[str, _LayerPlace]:
     """Replaces all layers that an adapter may change; returns their places by transformers' names."""
     places: dict[str, _LayerPlace] = {}
     joined: dict[int, AdaptedLinear] = {}  # key: id of the shared product
@@ -197,15 +206,15 @@ def _adapted_layers(model: nn.Module, under_way: PassUnderWay) -> Mapping[str, _
         if isinstance(module, Projection):
             shared = module.shared
             if id(shared) not in joined:
-                joined[id(shared)] = AdaptedLinear(shared.product, shared.widths, under_way)
+                joined[id(shared)] = AdaptedLinear(shared.product, shared.widths, under_way, room)
                 shared.product = joined[id(shared)]
             places[name] = _LayerPlace(joined[id(shared)], module.index, shared.widths[module.index], False)
         elif isinstance(module, RowParallelLinear):
-            adapted = AdaptedLinear(module.linear, [int(module.linear.out_features)], under_way)
+            adapted = AdaptedLinear(module.linear, [int(module.linear.out_features)], under_way, room)
             module.linear = adapted  # type: ignore[assignment]
             places[name] = _LayerPlace(adapted, 0, adapted.out_features, True)
         elif hasattr(module, "in_features"):
-            adapted = AdaptedLinear(module, [int(module.out_features)], under_way)
+            adapted = AdaptedLinear(module, [int(module.out_features)], under_way, room)
             model.set_submodule(name, adapted)
             places[name] = _LayerPlace(adapted, 0, adapted.out_features, False)
     return places

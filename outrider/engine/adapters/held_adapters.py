@@ -1,7 +1,6 @@
 """Adapters that an engine holds for its sequences: some are loaded and dropped while it serves."""
 
 from dataclasses import dataclass, replace
-from itertools import count
 
 from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.adapters.checkpoint import AdapterCheckpoint
@@ -30,7 +29,8 @@ class HeldAdapters:
         """adapters: adapters of this rank; the adapters of the settings are loaded already."""
         self._adapters, self._group = adapters, group
         self._most = settings.max_loaded_adapters
-        self._numbers = count(len(settings.adapters) + 1)
+        first = len(settings.adapters) + 1
+        self._numbers = [*reversed(range(first, first + self._most))]  # numbers that no adapter has
         self._held: dict[bytes, _Held] = {}  # key: digest; least recently used first
 
     def load(self, asked: AskedAdapter) -> bytes:
@@ -82,10 +82,11 @@ class HeldAdapters:
                     f"all target.max_loaded_adapters={self._most} have sequences under way: try it again"
                 )
             self._free(idle)
-        number = next(self._numbers)
+        number = self._numbers[-1]
         if self._group is not None:
             self._group.send(AdapterChange(number, asked))
         self._adapters.add(number, lambda: checkpoint, self._group)
+        self._numbers.pop()
         return _Held(SequenceAdapter(number, checkpoint.digest))
 
     def _free_unused(self, digest: bytes) -> None:
@@ -97,3 +98,4 @@ class HeldAdapters:
         if self._group is not None:
             self._group.send(AdapterChange(number))
         self._adapters.drop(number)
+        self._numbers.append(number)

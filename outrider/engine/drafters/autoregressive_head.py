@@ -22,8 +22,9 @@ from outrider.engine.drafters.target_drafter import CommittedStates, Judging, fe
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.graphs import ByRows, GraphBatch, Graphs
+from outrider.engine.forward.graphs import GraphBatch, Graphs
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.row_graphs import ByRows
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput

@@ -20,8 +20,8 @@ from outrider.engine.drafters.drafts_under_way import ChainsUnderWay
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.target_drafter import Judging, Target, last_state, rows_at
 from outrider.engine.drafters.trees import Trees
-from outrider.engine.forward.graphs import ByRows
 from outrider.engine.forward.linear import optimize_for_cpu
+from outrider.engine.forward.row_graphs import ByRows
 from outrider.engine.inputs.choice_input import INTEGERS, ChoiceInput, PackedRows
 from outrider.engine.inputs.step_input import StepInput
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint

@@ -18,9 +18,10 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.drafters.drafts_under_way import DraftForeseen, DraftRead, DraftsUnderWay
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.graphs import ByRows, Graphs, RowGraphs
+from outrider.engine.forward.graphs import Graphs
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.row_graphs import ByRows, RowGraphs
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.step_input import Feed, StepInput

@@ -21,8 +21,18 @@ from outrider.engine.inputs.step_input import NO_ROUNDS, Feed, ForeseenRounds, R
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_timings import Path
 
-# Numbers of adapters, and the indices of their rows in a pass, int64 [num_rows]; None: all rows.
-AdapterRows = Sequence[tuple[int, torch.Tensor | None]]
+
+@dataclass(frozen=True)
+class AdapterTiles:
+    """Rows of a pass that have adapters, as fields of PagedInput."""
+
+    rows: torch.Tensor
+    tiles: torch.Tensor
+
+
+# Numbers of adapters, and the indices of their rows in a pass, int64 [num_rows]; None: all rows. On a GPU
+# with our kernels the device reads them instead.
+AdapterRows = Sequence[tuple[int, torch.Tensor | None]] | AdapterTiles
 
 
 class Item(Struct, frozen=True, eq=False):
@@ -152,6 +162,7 @@ def paged_batch(
         logit_rows: int64 [num_logits].
         choice: rows that choose tokens, in the step's buffer; None: there are no such rows.
     """
+    has_adapters = len(given.adapter_tiles) > 0
     return Batch(
         given.token_ids,
         given.position_ids,
@@ -162,6 +173,7 @@ def paged_batch(
         dtype,
         given,
         choice,
+        adapters=AdapterTiles(given.adapter_rows, given.adapter_tiles) if has_adapters else (),
     )
 
 

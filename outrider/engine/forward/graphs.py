@@ -37,7 +37,6 @@ MOST_NEW_BLOCKS = 2**14
 KEPT_VIEWS = 256  # shapes of steps whose views of a graph's memory are cached
 
 Forward = Callable[[Batch], ForwardOutput]
-ByRows = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, ...] to [num_rows, ...], each row independently
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
 
@@ -67,15 +66,18 @@ def chunk_logits(settings: EngineSettings) -> int:
     return min(settings.max_sequences * (1 + MAX_DEPTH), MOST_CHUNK_LOGITS)
 
 
-def layout_of(rows: int, sequences: int, *, as_chains: bool, logits: int | None = None) -> PagedLayout:
+def layout_of(
+    rows: int, sequences: int, *, as_chains: bool, logits: int | None = None, adapters: int = 0
+) -> PagedLayout:
     """Returns the layout of a graph's input.
 
     Args:
         sequences: sequences of a step, at most.
         as_chains: argument of PagedLayout.padded.
         logits: rows of logits, at most, of a step that includes prompts; None: steps include no prompts.
+        adapters: adapters that rows may have; 0: rows have none.
     """
-    layout = PagedLayout.padded(rows, as_chains=as_chains)
+    layout = PagedLayout.padded(rows, as_chains=as_chains).with_adapters(adapters)
     layout = replace(layout, lanes=min(rows, sequences), new_blocks=MOST_NEW_BLOCKS)
     return layout if logits is None else layout.with_prompts(min(rows, logits))
 
@@ -161,6 +163,14 @@ class _Views:
     logit_rows: torch.Tensor
 
 
+@dataclass
+class GraphMemory:
+    """Memory of graphs of which only one runs at a time."""
+
+    buffer: torch.Tensor  # uint8, input of any of the graphs
+    output: ForwardOutput | None = None  # output of the largest graph; all graphs share its memory
+
+
 class CapturedSizes(ABC):
     """Graphs by number of rows; work on fewer rows uses the next larger graph."""
 
@@ -220,45 +230,6 @@ class CapturedSizes(ABC):
         return next((size for size in self._replays if size >= rows), None)
 
 
-class RowGraphs(CapturedSizes):
-    """Graphs of a function of independent rows, such as logits of states. They may share memory."""
-
-    def __init__(
-        self,
-        function: ByRows,
-        capture: Capture,
-        taken: torch.Tensor,
-        given: torch.Tensor,
-        sizes: Sequence[int],
-        group: RankGroup | None = None,
-    ) -> None:
-        """
-        Args:
-            taken: memory for the input of the function, with the rows of the largest graph.
-            given: memory for the output of the function, with the columns that are read.
-            sizes, group: arguments of CapturedSizes.
-        """
-        super().__init__(capture, sizes, group)
-        self._function = function
-        self.taken, self._given = taken, given
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the function's result, valid until the memory is used again."""
-        size = self._size_for(len(rows))
-        if size is None:
-            return self._function(rows)
-        self.taken[: len(rows)].copy_(rows)
-        self._replays[size]()
-        return self._given[: len(rows)]
-
-    def _work(self, rows: int) -> Callable[[], None]:
-        def work() -> None:
-            computed = self._function(self.taken[:rows])
-            self._given[:rows].copy_(computed[:, : self._given.shape[1]])
-
-        return work
-
-
 class Graphs(CapturedSizes):
     """Graphs of passes over the paged cache; their unused rows are padding.
 
@@ -279,25 +250,30 @@ class Graphs(CapturedSizes):
         *,
         as_chains: bool,
         logits: int | None = None,
+        adapters: int = 0,
+        beside: "Graphs | None" = None,
     ) -> None:
         """
         Args:
             forward: computes a pass without waiting for the device.
             tables: tables of the blocks of the cache.
-            sequences, as_chains, logits: arguments of layout_of.
+            sequences, as_chains, logits, adapters: arguments of layout_of.
             sizes, group: arguments of CapturedSizes.
+            beside: graphs of no less input and output, whose memory these use too; None: memory of their own.
         """
         super().__init__(capture, sizes, group)
         self._forward = forward
         self._tables, self._dtype = tables, dtype
         self._layouts = {
-            rows: layout_of(rows, sequences, as_chains=as_chains, logits=logits) for rows in sizes
+            rows: layout_of(rows, sequences, as_chains=as_chains, logits=logits, adapters=adapters)
+            for rows in sizes
         }
-        # Input of the graphs, which must live as long as the graphs.
-        size = feed_bytes(self._layouts[sizes[-1]])
-        self._buffer = torch.empty(size, dtype=torch.uint8, device=tables.device)
+        if beside is None:
+            size = feed_bytes(self._layouts[sizes[-1]])
+            self._memory = GraphMemory(torch.empty(size, dtype=torch.uint8, device=tables.device))
+        else:
+            self._memory = beside._memory
         self._views = Lru[tuple[object, ...], _Views](KEPT_VIEWS)
-        self._output: ForwardOutput | None = None  # output of the largest graph; all graphs share its memory
 
     def batch(self, step: StepInput, choice: ChoiceInput | None = None) -> GraphBatch | None:
         """Returns the step in a graph's memory; None if no graph fits the step. choice: argument of fill."""
@@ -313,21 +289,24 @@ class Graphs(CapturedSizes):
         layout = replace(layout, new_blocks=len(step.new_blocks))
         filled = fill(layout, step, self._tables, choice)
         # The last of batch-invariant passes has the choice of all passes, and new blocks may be many.
-        if filled.size > len(self._buffer):
+        memory = self._memory
+        if filled.size > len(memory.buffer):
             return None
         of_choice = None if choice is None else (choice.integers.shape[1], len(choice.drafts))
         shape = size, layout.new_blocks, rows, num_logits, of_choice
         views = self._views.get(shape, lambda: self._views_of(filled, rows, num_logits))
 
         def send() -> None:
-            filled.send_to(self._buffer)
+            filled.send_to(memory.buffer)
 
         def compute() -> ForwardOutput:
             replay()
-            assert self._output is not None
-            hidden = None if self._output.hidden is None else self._output.hidden[:rows]
-            logits, are_finite = self._output.logits[:num_logits], self._output.are_finite[:rows]
-            return ForwardOutput(logits, hidden, are_finite, self._output.experts_read)
+            output = memory.output
+            assert output is not None
+            hidden = None if output.hidden is None else output.hidden[:rows]
+            return ForwardOutput(
+                output.logits[:num_logits], hidden, output.are_finite[:rows], output.experts_read
+            )
 
         return GraphBatch(
             views.token_ids,
@@ -345,22 +324,23 @@ class Graphs(CapturedSizes):
 
     def _views_of(self, filled: StepBuffer, rows: int, num_logits: int) -> _Views:
         """Returns the views of a step with this number of rows, and of rows of logits."""
-        fields = filled.at(self._buffer)
+        fields = filled.at(self._memory.buffer)
         paged = PagedInput.of(fields, self._tables.on_device)
         of_rows = paged.token_ids[:, :rows], paged.position_ids[:, :rows], paged.slots[:rows]
         return _Views(fields, paged, *of_rows, paged.logit_rows[:num_logits])
 
     def _work(self, rows: int) -> Callable[[], None]:
         filled = fill(self._layouts[rows], NOTHING_FED, self._tables)
-        filled.send_to(self._buffer)
-        given = PagedInput.of(filled.at(self._buffer), self._tables.on_device)
+        memory = self._memory
+        filled.send_to(memory.buffer)
+        given = PagedInput.of(filled.at(memory.buffer), self._tables.on_device)
         batch = paged_batch(given, given.logit_rows, self._tables.block_size, self._dtype)
 
         def work() -> None:
             computed = self._forward(batch)
-            if self._output is None:
-                self._output = computed.like()
-            self._output.take(computed)
+            if memory.output is None:
+                memory.output = computed.like()
+            memory.output.take(computed)
 
         return work
 

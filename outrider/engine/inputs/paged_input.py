@@ -20,6 +20,8 @@ FEW_QUERIES = 32  # most queries of a sequence that count as a Draft to verify; 
 FEW_TILE, MANY_TILE = 8, 64  # rows of a tile, in a sequence with few and with many queries
 TILE_FIELDS = 5  # row of the block tables, first row, number of rows, slots up to the last row, root
 LANE, FIRST, END = 0, 1, 3  # indices of tile fields
+ADAPTER_TILE = 16  # rows of a tile that has an adapter: the fewest that tensor cores take
+ADAPTER_FIELDS = 3  # adapter, index in ``adapter_rows`` of the first row, number of rows
 SPLIT_TILES = 64  # a tile is split if its context exceeds 1/64 of all contexts: at most 63 tiles
 WORD_BITS = 64
 LONGEST_PATH = 64  # drafted nodes of a path for which a padded layout has room
@@ -42,6 +44,7 @@ class PagedLayout:
     few_tiles: int
     many_tiles: int
     path_length: int = 0  # drafted nodes of a path, if rows read paths as chains; 0: masks hide other nodes
+    adapter_tiles: int = 0  # tiles of rows that have adapters; 0: no row is told its adapter
 
     @classmethod
     def of(cls, step: StepInput) -> "PagedLayout":
@@ -73,6 +76,12 @@ class PagedLayout:
         """Returns a padded layout with room for prompts among its rows. logits: rows of logits."""
         return replace(self, logits=logits, many_tiles=-(-self.rows // (FEW_QUERIES + 1)))
 
+    def with_adapters(self, adapters: int) -> "PagedLayout":
+        """Returns a layout with room for any choice of adapters of its rows. adapters: number of adapters."""
+        first = min(self.rows, adapters)  # rows that each begin the first tile of an adapter
+        tiles = first + (self.rows - first) // ADAPTER_TILE
+        return replace(self, adapter_tiles=tiles if adapters else 0)
+
     @property
     def fields(self) -> dict[str, Field]:
         """Fields of a step's buffer. CUDA graphs shorten only the last field, so no other field moves."""
@@ -94,6 +103,8 @@ def _fields_of(layout: PagedLayout) -> dict[str, Field]:
         "few_tiles": (layout.few_tiles, TILE_FIELDS),
         "many_tiles": (layout.many_tiles, TILE_FIELDS),
         "lanes": (layout.lanes,),
+        "adapter_rows": (layout.rows if layout.adapter_tiles else 0,),
+        "adapter_tiles": (layout.adapter_tiles, ADAPTER_FIELDS),
     }
     fields = {name: Field(shape) for name, shape in shapes.items()}
     return fields | {"new_blocks": Field((layout.new_blocks, 2), "int32")}
@@ -114,6 +125,8 @@ class PagedInput(Generic[Array]):
     few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows, split tiles first; 0 rows: padding
     many_tiles: Array  # [many_tiles, TILE_FIELDS] tiles of at most MANY_TILE rows
     lanes: Array  # [lanes] row of the block tables of each sequence
+    adapter_rows: Array  # [rows] rows in the order of their adapters, or [0]
+    adapter_tiles: Array  # [adapter_tiles, ADAPTER_FIELDS] rows that have an adapter; 0 rows: padding
     new_blocks: Array  # int32 [new_blocks, 2] index into the flattened block tables, and block
     block_tables: Array  # BlockTables.on_device, int32 on a GPU
 
@@ -175,6 +188,8 @@ def fill(
     numbers.many_tiles[: len(many_tiles)] = many_tiles
     longest = split[:, END].max(initial=0)
     numbers.work[:] = len(few_tiles), len(split), longest, num_rows, len(step.new_blocks)
+    if layout.adapter_tiles and [feed for feed in feeds if feed.adapter]:
+        _write_adapters(numbers, np.array([feed.adapter for feed in feeds]).repeat(counts))
     return buffer
 
 
@@ -255,6 +270,20 @@ def _tiles(rows: int, spans: _Spans, chosen: Numbers) -> Numbers:
     ends = spans.starts[of_tile] + before + held
     columns = (spans.lanes[of_tile], spans.firsts[of_tile] + before, held, ends, spans.roots[of_tile])
     return np.array(columns).T
+
+
+def _write_adapters(numbers: PagedInput[Numbers], of_rows: Numbers) -> None:
+    """Writes the tiles of rows that have adapters. of_rows: [num_rows] adapter of each row; 0: none."""
+    numbers.adapter_rows[: len(of_rows)] = of_rows.argsort(kind="stable")
+    adapters, counts = np.unique(of_rows, return_counts=True)
+    ends = counts.cumsum()
+    tiles = [
+        (adapter, first, min(end - first, ADAPTER_TILE))
+        for adapter, begin, end in zip(adapters, ends - counts, ends, strict=True)
+        if adapter
+        for first in range(begin, end, ADAPTER_TILE)
+    ]
+    numbers.adapter_tiles[: len(tiles)] = tiles
 
 
 def _are_split(ends: Numbers) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,20 +25,16 @@ from outrider.engine.forward.chain_batches import ChainBatches
 from outrider.engine.forward.decoder import Decoder, decoder_of, layer_operations
 from outrider.engine.forward.experts import count_read
 from outrider.engine.forward.graphs import (
-    ByRows,
     CudaCapture,
     GraphBatch,
     Graphs,
-    RowGraphs,
-    captured_sizes,
-    chunk_logits,
-    chunk_sizes,
     drafting_sizes,
     ranks_of_drafts,
     sizes_of_drafts,
 )
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
+from outrider.engine.forward.row_graphs import ByRows, RowGraphs
 from outrider.engine.inputs.block_tables import BlockTables, shape_of_tables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
@@ -47,7 +44,7 @@ from outrider.engine.inputs.told_tokens import TOLD
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loading.weights import resolve_prefill_chunk
+from outrider.engine.loop.step_graphs import StepGraphs
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.promise import Promise
 from outrider.engine.settings import EngineSettings
@@ -96,8 +93,7 @@ class ForwardPass:
         self.is_asynchronous = kernel is not None and kernel.is_asynchronous
         self._is_leader = group is None or group.rank == 0  # only rank 0 reads hidden states
         self._hidden_layers = drafters.hidden_layers if self._is_leader else ()
-        self._graphs: Graphs | None = None
-        self._chunk_graphs: Graphs | None = None  # graphs for steps that include prompts
+        self._graphs: StepGraphs | None = None
         self.draft_graphs: DraftGraphs | None = None
         self._decoder: Decoder | None = None
         self._experts_read: torch.Tensor | None = None  # int32 [1] experts read by a pass; None: not counted
@@ -147,12 +143,7 @@ class ForwardPass:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
 
     def _graph_of(self, step: StepInput, choice: ChoiceInput | None) -> GraphBatch | None:
-        if [feed for feed in step.feeds if feed.adapter]:
-            return None  # graphs are captured without adapters, whose rows differ between steps
-        for graphs in (self._graphs, self._chunk_graphs):
-            if graphs is not None and (batch := graphs.batch(step, choice)) is not None:
-                return batch
-        return None
+        return None if self._graphs is None else self._graphs.batch(step, choice)
 
     def _pass_of(self, step: StepInput, choice: ChoiceInput | None) -> Batch:
         """Returns the tensors of a pass with batch-invariant numerics."""
@@ -161,6 +152,8 @@ class ForwardPass:
     def lay_out(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch:
         """Returns the tensors of a pass over the blocks of this cache, or of a target drafter's cache."""
         batch = self._laid_out(step, choice)
+        if self.is_asynchronous:
+            return batch
         rows = adapter_rows(step.feeds, self.device)
         return replace(batch, adapters=rows) if rows else batch
 
@@ -170,7 +163,10 @@ class ForwardPass:
             return pack(step.feeds, tables, dtype)
         if not self.is_asynchronous and (batch := self._chain_batches.of(step)) is not None:
             return batch
-        fields = fill(PagedLayout.of(step), step, tables, choice).sent()
+        layout = PagedLayout.of(step)
+        if self.is_asynchronous:
+            layout = layout.with_adapters(len({feed.adapter for feed in step.feeds} - {0}))
+        fields = fill(layout, step, tables, choice).sent()
         given = PagedInput.of(fields, tables.on_device)
         rows = None if choice is None else choice.at(fields)
         return self._with_new_blocks(paged_batch(given, given.logit_rows, tables.block_size, dtype, rows))
@@ -328,13 +324,8 @@ class ForwardPass:
         if self.cache.states is not None:
             return ("no step has a CUDA graph: the model keeps recurrent states",)
         self._capture = CudaCapture()
-        sizes = (PASS_TOKENS[self.device.type],) if settings.batch_invariant else captured_sizes(settings)
-        self._graphs = self._graphs_of(self._compute, sizes, as_chains=settings.batch_invariant)
+        self._graphs = StepGraphs(settings, self.device.type, partial(self._graphs_of, self._compute))
         reasons = self._graphs.capture()
-        sizes, logits = chunk_sizes(settings, resolve_prefill_chunk(settings)), chunk_logits(settings)
-        if sizes and not settings.batch_invariant:
-            self._chunk_graphs = self._graphs_of(self._compute, sizes, as_chains=False, logits=logits)
-            reasons += self._chunk_graphs.capture()
         if settings.is_draft and mask_token(self.model.config) is None:
             reasons += self._capture_draft_graphs()
         if self.drafters:
@@ -385,6 +376,8 @@ class ForwardPass:
         *,
         as_chains: bool,
         logits: int | None = None,
+        adapters: int = 0,
+        beside: Graphs | None = None,
     ) -> Graphs:
         def computed(batch: Batch) -> ForwardOutput:
             return compute(self._with_new_blocks(batch))
@@ -399,4 +392,6 @@ class ForwardPass:
             group=self.group,
             as_chains=as_chains,
             logits=logits,
+            adapters=adapters,
+            beside=beside,
         )

@@ -186,7 +186,8 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
             optimize_for_cpu(model)
         else:
             join_projections(model, nn.Linear, StoredLinear)
-        forward.adapters.load(model, 0 if forward.group is None else forward.group.rank)
+        rank = 0 if forward.group is None else forward.group.rank
+        forward.adapters.load(model, rank, settings.most_adapters if forward.is_asynchronous else 0)
     if forward.use_decoder() and (difference := check.differs(logits)):
         logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
         forward.use_layers()

@@ -200,7 +200,8 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, parts: int) -> 
     sequences = settings.max_sequences
 
     def kept(rows: int, *, as_chains: bool = False, logits: int | None = None) -> int:
-        layout = layout_of(rows, sequences, as_chains=as_chains, logits=logits)
+        adapters = settings.most_adapters
+        layout = layout_of(rows, sequences, as_chains=as_chains, logits=logits, adapters=adapters)
         given = layout.logits * model.vocab_size * model.dtype.itemsize + rows  # logits, and a flag per row
         return feed_bytes(layout) + model.state_bytes(rows) + given
 

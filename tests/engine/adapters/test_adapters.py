@@ -12,7 +12,6 @@ from outrider.demo.prompts import DEMO, KINDS
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward import graphs
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
@@ -29,8 +28,6 @@ from tests.support.checkpoints import write_checkpoint
 from tests.support.decoder_steps import BLOCK_SIZE, BLOCKS, OTHER, OTHERS, PROMPT
 from tests.support.demo_pair import prompt_of
 from tests.support.functions import needs_functions
-from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
-from tests.support.simulated_cuda.steps import counts_of_step
 
 ARCHITECTURES = ("llama", "qwen3", "qwen2_moe", "phi")  # the last has no fast decoder
 
@@ -237,28 +234,3 @@ def test_acceptance_falls_as_an_adapter_moves_the_text_which_no_draft_does(tmp_p
         rates.append(tokens / drafts)
     assert rates[0] > 0.5
     assert rates == sorted(rates, reverse=True)
-
-
-@pytest.mark.slow  # kernels are simulated
-@needs_compiler
-def test_on_a_gpu_only_steps_with_adapters_launch_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(graphs, "CAPTURED_SIZES", (1, 4, 20))
-    model = write_checkpoint(tmp_path / "model", "llama", num_hidden_layers=1)
-    adapters = {name: str(write_adapter(tmp_path / name, model, seed)) for seed, name in enumerate("ab")}
-    on_gpu = {"device": "cuda", "dtype": "float16", "self_check": False, "prefill_chunk": 1024}
-    greedy = Sampling(temperature=0.0, max_tokens=3, ignore_eos=True)
-    asked = [OfflineRequest((5, 9, 33, 5, 9), greedy, 1, AskedAdapter(name)) for name in ("", *adapters)]
-    with simulated_cuda():
-        bare = Engine.from_settings(settings_of(model, **on_gpu))
-        engine = Engine.from_settings(settings_of(model, adapters=adapters, **on_gpu))
-        longer = greedy.model_copy(update={"max_tokens": 64})
-        assert counts_of_step(engine, 2, 3, longer) == counts_of_step(bare, 2, 3, longer)
-        assert engine.last_step is not None
-        assert engine.last_step.path == "graph"
-        said = [output.tokens for output in generate(engine, None, asked, 0)]
-        assert engine.last_step.path == "kernels"
-    on_cpu = Engine.from_settings(settings_of(model, adapters=adapters))
-    assert said == [output.tokens for output in generate(on_cpu, None, asked, 0)]
-    assert len({*said}) == len(said)

@@ -191,8 +191,8 @@ def test_memory_that_a_graph_reads_lives_as_long_as_the_graph(checkpoint, captur
 
     monkeypatch.setattr(outrider.engine.forward.graphs, "paged_batch", noted)
     engine = engine_of(checkpoint)
-    graphs = engine.runner._forward._graphs
-    kept = graphs._buffer, graphs._tables.on_device
+    (graphs,) = engine.runner._forward._graphs._graphs[0][:1]
+    kept = graphs._memory.buffer, graphs._tables.on_device
     held = {tensor.untyped_storage().data_ptr() for tensor in kept}
     for given, logit_rows, *_ in seen:
         read = [*vars(given).values(), logit_rows]

@@ -30,7 +30,7 @@ def test_kernels_keep_what_they_work_on_in_registers(tmp_path: Path) -> None:
     assert not run.returncode, run.stderr
     found = json.loads(run.stdout)
     print(found)
-    assert len(found) == 112
+    assert len(found) == 116
     for name, used in found.items():
         kernel, _, capability = name.rpartition(" ")
         assert used["shared"] <= SHARED_MEMORY[capability], name

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -12,7 +12,7 @@ import outrider
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.work import Decode, Decoded, Result
+from outrider.engine.work import NONE_ASKED, AskedAdapter, Decode, Decoded, Result
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.tensor import SimulatedTensor
@@ -28,7 +28,13 @@ T = TypeVar("T")
 
 
 def counts_of_step(
-    engine: Engine, sequences: int, tokens: int, sampling: Sampling, *, branches: bool = False
+    engine: Engine,
+    sequences: int,
+    tokens: int,
+    sampling: Sampling,
+    *,
+    branches: bool = False,
+    adapters: Sequence[AskedAdapter] = (),
 ) -> Counts:
     """Returns the counts of a step that verifies several sequences, after a warm-up.
 
@@ -36,6 +42,7 @@ def counts_of_step(
 
     tokens: tokens per sequence: the last committed token, and a chain of drafted tokens.
     branches: the drafted tokens are siblings instead of a chain.
+    adapters: adapter of each sequence; empty: no sequence has one.
     """
     cuda = SimulatedTensor.of
     assert isinstance(cuda, SimulatedCuda)
@@ -45,7 +52,8 @@ def counts_of_step(
         step()
         return cuda.counts
 
-    measured = _measured(engine, sequences, _draft(tokens - 1, branches=branches), sampling, counted)
+    draft = _draft(tokens - 1, branches=branches)
+    measured = _measured(engine, adapters or [NONE_ASKED] * sequences, draft, sampling, counted)
     return min(measured, key=lambda counts: sum(counts.totals().values()))
 
 
@@ -57,7 +65,8 @@ def calls_of_step(engine: Engine, sequences: int, tokens: int, sampling: Samplin
             step()
         return calls
 
-    measured = _measured(engine, sequences, _draft(tokens - 1, branches=False), sampling, counted)
+    draft = _draft(tokens - 1, branches=False)
+    measured = _measured(engine, [NONE_ASKED] * sequences, draft, sampling, counted)
     return min(measured, key=Counter.total)
 
 
@@ -80,13 +89,16 @@ def _counting_calls() -> Iterator[Counter[str]]:
 
 def _measured(
     engine: Engine,
-    sequences: int,
+    adapters: Sequence[AskedAdapter],
     draft: Draft,
     sampling: Sampling,
     measured: Callable[[Callable[[], None]], T],
 ) -> list[T]:
     """Returns the result of ``measured`` for each of MEASURED rounds, after a warm-up."""
-    opened = [engine.open(PROMPT_LENGTH, number, sampling) for number in range(sequences)]
+    opened = [
+        engine.open(PROMPT_LENGTH, number, sampling, adapter=adapter)
+        for number, adapter in enumerate(adapters)
+    ]
     texts = {sequence.number: [FIRST_TOKEN + sequence.number % 50] * PROMPT_LENGTH for sequence in opened}
     for of_round in (Draft(), *[draft] * WARM_UPS):
         _verify(engine, texts, of_round, lambda step: step())
