@@ -231,9 +231,9 @@ def test_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: Path,
 @pytest.mark.parametrize(
     "kind",
     [
-        None,
+        "adapters",
         "eagle3",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("medusa", "mtp", "early_exit")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (None, "medusa", "mtp", "early_exit")),
     ],
 )
 def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
@@ -241,7 +241,10 @@ def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
 ) -> None:
     """Planned bytes are exact, next to the memory that all graphs compute with in turn."""
     capturing(monkeypatch)
+    folder = {"adapter_folder": str(tmp_path)} if kind == "adapters" else {}
+    kind = None if kind == "adapters" else kind
     settings = with_drafter(tmp_path, kind, **{"layers": 3} if kind == "early_exit" else {})
+    settings = settings.model_copy(update=folder)
     engine = Engine.from_settings(settings)
     kept = kept_by_graphs(forward_of(engine))
     if kind is not None:
