@@ -122,7 +122,8 @@ class AdaptedLinear(AddingLinear):
             self._products[adapter] = _Products(*map(function_of, layers))
             return
         weights = [weight.to(device, dtype).contiguous() for weight in (shrink, expand.t())]
-        self.changes[str(adapter)] = nn.ParameterList(weights)
+        held = [nn.Parameter(weight, requires_grad=False) for weight in weights]
+        self.changes[str(adapter)] = nn.ParameterList(held)
         places = [*(weight.data_ptr() for weight in weights), rank]
         self.make_table(device)[adapter] = torch.tensor(places)
 
