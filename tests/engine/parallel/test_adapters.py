@@ -21,6 +21,8 @@ from outrider.engine.work import AskedAdapter
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_checkpoint
 from tests.support.ranks import Ranks, follow_to_the_end
+from tests.support.ranks_on_gpus import few_graphs, follow_on
+from tests.support.simulated_cuda.install import needs_compiler
 
 PROMPT = (5, 9, 33, 5, 9, 33, 5, 9)
 REQUESTS = [
@@ -110,3 +112,32 @@ def test_ranks_load_and_drop_adapters_together_or_not_at_all(ranks: Ranks, tmp_p
     asked = [OfflineRequest(*of_none, AskedAdapter(name)) for name in "abb" for of_none in OF_NONE]
     assert said == [output.tokens for output in generate(alone, None, asked, 0)]
     assert refusals == ["another rank of the target refuses it: its log says why"]
+
+
+def lead_on_gpu(group: RankGroup, settings: EngineSettings) -> Any:
+    """Returns texts with an adapter that was loaded after the graphs, and how the last step was computed."""
+    with few_graphs():
+        engine = Engine.from_settings(settings, group)
+    digest = engine.load_adapter(AskedAdapter("b", "b"))
+    asked = [OfflineRequest(*of_none, AskedAdapter("b", "b", digest)) for of_none in OF_NONE]
+    said = [output.tokens for output in generate(engine, None, asked, 0)]
+    assert engine.last_step is not None
+    engine.shut_down()
+    return said, engine.last_step.path, engine.runner.slow_because
+
+
+@pytest.mark.slow  # kernels are simulated
+@needs_compiler
+def test_ranks_on_gpus_compute_a_loaded_adapter_in_their_graphs(gpu_ranks: Ranks, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", "llama", num_hidden_layers=1)
+    path = write_adapter(tmp_path / "adapters" / "b", model, 1)
+    usual = EngineSettings(model=str(model), cache_memory=2**21, dtype="float32", self_check=False, threads=1)
+    alone = Engine.from_settings(usual.model_copy(update={"adapters": {"b": str(path)}}))
+    asked = [OfflineRequest(*of_none, AskedAdapter("b")) for of_none in OF_NONE]
+    folder = {"tensor_parallel": 2, "adapter_folder": str(tmp_path / "adapters"), "device": "cuda"}
+    (said, path_of_step, slow_because), _ = gpu_ranks.run(
+        lead_on_gpu, follow_on, usual.model_copy(update=folder)
+    )
+    assert said == [output.tokens for output in generate(alone, None, asked, 0)]
+    assert path_of_step == "graph"
+    assert slow_because == ()

@@ -87,7 +87,11 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         ours = _simulated(args, kwargs)
-        wanted = self.device_of(kwargs["device"]) if kwargs.get("device") is not None else None
+        by_place = next(
+            (arg for arg in args if isinstance(arg, torch.device)), None
+        )  # as aten.to.device has it
+        named = kwargs.get("device", by_place)
+        wanted = self.device_of(named) if named is not None else None
         if not ours and (wanted is None or wanted.type != "cuda"):
             return self._on_host(func, args, kwargs)
         rule = self.rules.get(func) or _RULES.get(func)
