@@ -23,7 +23,9 @@ from outrider.engine.inputs.paged_input import (
     FEW_TILE,
     MANY_TILE,
     NO_ROOT,
+    SPLIT_TILES,
     TILE_FIELDS,
+    split_tiles_of,
 )
 from outrider.engine.inputs.told_tokens import TOLD
 from outrider.engine.kernels import (
@@ -106,6 +108,7 @@ TILE_CONSTANTS: dict[str, Any] = {
     "BLOCK": 16,
     "FIELDS": TILE_FIELDS,
     "M": 4 * FEW_TILE,
+    **{"ROTATED": 0, "ROTATED_WIDTH": paged_attention.LEAST_LINES, "CUTS": 1, "SPLIT": SPLIT_TILES},
     "TILE": FEW_TILE,
     "THIRD": third_length(131_072),
     "PRECISION": "tf32",
@@ -143,6 +146,18 @@ LAYER: dict[str, dict[str, Any]] = {
 LAYER_WARPS = {"_norm": 8, "_sum_and_norm": 16}
 PROMPT = {"THIRD": 0, "M": paged_attention.MANY.lines, "GROUP": 2, "TILE": MANY_TILE}
 WINDOW = {"WINDOW": True, "window": 4096}
+LATENT, ROTATED = 512, 64  # dimensions of DeepSeek-V3, Kimi K2 and GLM-4.7-Flash
+
+
+def of_latents(heads: int, tiling: paged_attention.Tiling) -> dict[str, Any]:
+    """Returns the constants with which a program attends to latents. heads: query heads of a rank."""
+    dims = {"KEY_DIM": LATENT + ROTATED, "ROTATED": ROTATED, "ROTATED_WIDTH": ROTATED}
+    dims |= dict.fromkeys(("VALUE_DIM", "KEY_WIDTH", "VALUE_WIDTH"), LATENT)
+    work = {"TILE": tiling.rows, "M": tiling.lines, "CUTS": heads * tiling.rows // tiling.lines}
+    shared = {"KV_HEADS": 1, "REPEATS": heads, "GROUP": heads, "CHAINS": False}
+    return {**dims, **work, **shared, "SPLIT": split_tiles_of(heads, caches_latents=True)}
+
+
 TILES: dict[str, dict[str, Any]] = {
     "trees": {"CHAINS": False},
     "chains": {"CHAINS": True},
@@ -153,6 +168,13 @@ TILES: dict[str, dict[str, Any]] = {
     "prompts of a narrow cache": {"CHAINS": False, **PROMPT},
     # One of four ranks of Llama 3 70B.
     "shared heads": {"CHAINS": False, "KV_HEADS": 2, "REPEATS": 8},
+    # DeepSeek-V3 on a device, and a rank of eight that share its heads.
+    "latents of 128 heads": of_latents(128, paged_attention.FEW_OF_LATENTS),
+    "latents": of_latents(16, paged_attention.FEW_OF_LATENTS),
+    "latents as chains": {**of_latents(16, paged_attention.FEW_OF_LATENTS), "CHAINS": True},
+    "latents of a narrow cache": of_latents(16, paged_attention.FEW_OF_LATENTS),
+    "latents of prompts": {**of_latents(16, paged_attention.MANY_OF_LATENTS), "THIRD": 0},
+    "latents of prompts and a narrow cache": {**of_latents(16, paged_attention.MANY_OF_LATENTS), "THIRD": 0},
 }
 # Sequences of a draft with a context of 131,072 tokens.
 CHAIN_TYPES = {
@@ -242,6 +264,9 @@ def of_chains(kernel: Any, capability: int) -> dict[str, int]:
 def of_attention(capability: int, *, is_narrow: bool, **constants: Any) -> dict[str, int]:
     constants = {**TILE_CONSTANTS, "N": SLOTS[capability], **constants}
     tiling = paged_attention.FEW if constants["THIRD"] else paged_attention.MANY
+    if constants["ROTATED"]:
+        tilings = paged_attention.FEW_OF_LATENTS, paged_attention.MANY_OF_LATENTS
+        tiling = tilings[constants["THIRD"] == 0]
     most = paged_attention.FEWER_SLOTS if constants["WINDOW"] or is_narrow else tiling.slots
     constants["N"] = min(constants["N"], tiling.slots, most)
     options = {
@@ -260,9 +285,10 @@ def of_new_blocks(capability: int) -> dict[str, int]:
     return compiled(block_tables.take_in_blocks, capability, TILE_TYPES, constants, TILE_ALIGNED, {})
 
 
-def of_joining(capability: int) -> dict[str, int]:
+def of_joining(capability: int, **constants: Any) -> dict[str, int]:
     kernel, options = joined_parts.join_parts, {"num_warps": 4, "enable_fp_fusion": False}
-    return compiled(kernel, capability, TILE_TYPES, TILE_CONSTANTS, TILE_ALIGNED, options)
+    constants = {**TILE_CONSTANTS, **constants}
+    return compiled(kernel, capability, TILE_TYPES, constants, TILE_ALIGNED, options)
 
 
 def of_layer(name: str, capability: int, *, is_narrow: bool = False) -> dict[str, int]:
@@ -409,6 +435,12 @@ if __name__ == "__main__":
     }
     said |= {f"take_in_blocks sm_{capability}": of_new_blocks(capability) for capability in SLOTS}
     said |= {f"join_parts sm_{capability}": of_joining(capability) for capability in SLOTS}
+    said |= {
+        f"join_parts of latents sm_{capability}": of_joining(
+            capability, HEADS=16, VALUE_DIM=LATENT, VALUE_WIDTH=LATENT
+        )
+        for capability in SLOTS
+    }
     said |= {f"{name} sm_{capability}": of_layer(name, capability) for name in LAYER for capability in SLOTS}
     said |= {
         f"_rotate_and_store narrow sm_{capability}": of_layer("_rotate_and_store", capability, is_narrow=True)

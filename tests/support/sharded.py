@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+from outrider.engine.forward.attention import ATTENTION
 from outrider.engine.forward.delta_net import share_delta_nets
+from outrider.engine.forward.latent import use_latents
 from outrider.engine.parallel.layers import use_parallel_layers
 
 
@@ -35,6 +37,7 @@ def sharded(config: Any, size: int) -> Any:
     apply_tensor_parallelism(model, init_device_mesh("cpu", (size,)), plan)
     use_parallel_layers(model)
     share_delta_nets(model)
+    use_latents(model, ATTENTION)
     return model
 
 

@@ -11,7 +11,7 @@ from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.kernels.cpu.attention import DTYPES, WIDEST_VECTOR, CpuAttention
 from outrider.engine.kernels.cpu.functions import found
 
-WIDEST_HEAD = 256  # dimensions, on a GPU
+WIDEST_HEAD, WIDEST_VECTOR_OF_LATENTS = 256, 512 + 64  # dimensions, on a GPU
 PROGRAMS = 2  # programs for each multiprocessor
 
 
@@ -84,8 +84,11 @@ def find_kernel(
 
 def why_no_gpu_kernel(shapes: Mapping[int, LayerShape]) -> str | None:
     """Returns why a GPU with Triton has no kernel for layers of these shapes; None: it has a kernel."""
-    if (widest := max(_dims_of(shapes))) > WIDEST_HEAD:
-        return f"heads have {widest} dimensions, a kernel on a GPU takes {WIDEST_HEAD} at most"
+    for _, key_dim, value_dim in shapes.values():
+        most = WIDEST_HEAD if value_dim else WIDEST_VECTOR_OF_LATENTS
+        if (widest := max(key_dim, value_dim)) > most:
+            kind = "heads" if value_dim else "latents"
+            return f"{kind} have {widest} dimensions, a kernel on a GPU takes {most} at most"
     return None
 
 

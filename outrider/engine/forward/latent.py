@@ -4,6 +4,8 @@ The vector consists of a latent and the rotated part of the keys. transformers e
 values of every head before attention. Here each query is multiplied by its head's part of the expansion
 instead, so that attention reads the cached vectors themselves. Its result is a latent too, which is expanded
 afterwards. Prompts, Drafts and plain decoding are all computed in this way.
+
+Every rank of a tensor-parallel model caches the same vectors; it may have only a part of the query heads.
 """
 
 from collections.abc import Callable
@@ -52,13 +54,13 @@ class LatentProjection(nn.Module):
         return self.weight.view(-1, self._key_dim + self._value_dim, self.latent_dim)
 
 
-def may_cache_latents(device_type: str, dtype: torch.dtype) -> bool:
+def may_cache_latents(dtype: torch.dtype) -> bool:
     """Whether latents may be cached.
 
-    The kernel of a GPU does not support heads as wide as a latent, and float16 rounds too much: in float16 a
-    small DeepSeek-V3 differed from transformers by 2.4 times what the self-check allows.
+    float16 rounds too much: in float16 a small DeepSeek-V3 differed from transformers by 2.4 times what the
+    self-check allows.
     """
-    return device_type == "cpu" and dtype != torch.float16
+    return dtype != torch.float16
 
 
 def use_latents(model: Any, ours: str) -> None:

@@ -23,6 +23,12 @@ LANE, FIRST, END = 0, 1, 3  # indices of tile fields
 ADAPTER_TILE = 16  # rows of a tile that has an adapter: the fewest that tensor cores take
 ADAPTER_FIELDS = 3  # adapter, index in ``adapter_rows`` of the first row, number of rows
 SPLIT_TILES = 64  # a tile is split if its context exceeds 1/64 of all contexts: at most 63 tiles
+# Rows times query heads that a program attends with to latents in parts: with more, the sums would need more
+# registers than a thread has.
+LINES_OF_LATENTS = 16
+# Query heads of all tiles that are split, at most, if they attend to latents. With 118 parts, the partial
+# results of their 8 rows take 2 GB.
+SPLIT_HEADS_OF_LATENTS = 1024
 WORD_BITS = 64
 LONGEST_PATH = 64  # drafted nodes of a path for which a padded layout has room
 NO_ROOT = 2**30  # above every slot
@@ -86,6 +92,16 @@ class PagedLayout:
     def fields(self) -> dict[str, Field]:
         """Fields of a step's buffer. CUDA graphs shorten only the last field, so no other field moves."""
         return _fields_of(self)
+
+
+def split_tiles_of(heads: int, *, caches_latents: bool) -> int:
+    """Returns the number of split tiles for whose partial results attention has memory.
+
+    The context of any further tile is read by a single program, with the same result.
+
+    heads: query heads.
+    """
+    return max(1, min(SPLIT_TILES, SPLIT_HEADS_OF_LATENTS // heads)) if caches_latents else SPLIT_TILES
 
 
 @lru_cache(maxsize=1024)  # steps repeat their layouts

@@ -3,6 +3,10 @@
 A tile is consecutive queries of a sequence in the batch. Query heads that share a key/value head are computed
 together, so that the cache is read once for all of them.
 
+In latent attention all query heads share a key/value head, whose value is a part of its key. A program then
+reads each key once. The rows and heads of a tile would need too many registers together, so they are cut
+into pieces of work.
+
 Few queries over a long context would leave most of a GPU idle. So their context is divided into parts, whose
 results are combined by their weights (Dao et al., "Flash-Decoding for long-context inference", 2023). The
 bounds of parts depend on nothing but the position. If a tile's context is a large share of a step's contexts,
@@ -29,7 +33,7 @@ WORD_BITS = tl.constexpr(64)  # bits of a word of PagedInput.ancestors
 def attend_tile(
     query,  # [heads, rows, key_dim], by strides
     keys,  # [slots, kv_heads, key_dim], uint8 in a narrow cache
-    values,  # [slots, kv_heads, value_dim], same type as keys
+    values,  # [slots, kv_heads, value_dim], same type as keys; not read if a value is a part of its key
     block_tables,  # int32 [sequences, table_stride]
     tiles,  # int64 [num_tiles, TILE_FIELDS]
     work,  # int64 [5] numbers of PagedInput.work, read if contexts have parts
@@ -56,11 +60,15 @@ def attend_tile(
     GROUP: tl.constexpr,  # query heads that are computed together
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    KEY_WIDTH: tl.constexpr,  # a power of two
+    ROTATED: tl.constexpr,  # last numbers of a key, all before which are its value; 0: keys have no values
+    KEY_WIDTH: tl.constexpr,  # a power of two, at least the numbers of a key that are not rotated
     VALUE_WIDTH: tl.constexpr,
+    ROTATED_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,  # slots of a cache block
     FIELDS: tl.constexpr,
-    M: tl.constexpr,  # rows of a tile times query heads of a group, at most; a power of two
+    M: tl.constexpr,  # lines (a row and a query head each) that are computed together; a power of two
+    CUTS: tl.constexpr,  # pieces of M lines into which a group's lines of a tile are cut
+    SPLIT: tl.constexpr,  # split tiles for whose partial results there is memory
     N: tl.constexpr,  # slots that are read at a time
     TILE: tl.constexpr,  # rows of a tile, at most
     THIRD: tl.constexpr,  # slots of a part of the third length; 0: contexts have no parts
@@ -71,18 +79,23 @@ def attend_tile(
     PRECISION: tl.constexpr,
 ):
     head = tl.program_id(1) * GROUP // REPEATS
-    lines = tl.arange(0, M)
     # Each tile of a prompt has its own program, and padding has no slots. Reading the number of tiles from
     # memory would occupy a register until the end, and prompts need all registers.
-    pieces = tl.num_programs(0)
+    pieces = tl.num_programs(0) // CUTS
     if THIRD > 0:
         # A captured grid has to fit every batch. Launching programs without work would take longer than the
         # work itself, so few programs share all pieces.
-        num_tiles, num_split = tl.load(work).to(tl.int32), tl.load(work + 1).to(tl.int32)
+        num_tiles = tl.load(work).to(tl.int32)
+        num_split = tl.minimum(tl.load(work + 1).to(tl.int32), SPLIT)
         num_parts = num_parts_of(tl.load(work + 2).to(tl.int32), THIRD)
         split_pieces = num_split * num_parts
         pieces = split_pieces + num_tiles - num_split
-    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+    for turn in range(tl.program_id(0), pieces * CUTS, tl.num_programs(0)):
+        piece, lines = turn, tl.arange(0, M)
+        if CUTS > 1:
+            # First cuts come first, because tiles of few rows have no further cuts. Queries of many heads in
+            # a long prompt take more numbers than 32 bit can count.
+            piece, lines = turn % pieces, (turn // pieces * M + lines).to(tl.int64)
         number, part = piece, 0
         if THIRD > 0:
             # The last parts are the longest, so they are scheduled first.
@@ -98,6 +111,8 @@ def attend_tile(
             tl.load(tile + 3).to(tl.int32),
             tl.load(tile + 4).to(tl.int32),
         )
+        if CUTS > 1:
+            end = tl.where(turn // pieces * M < count * GROUP, end, 0)
         begin = 0
         if THIRD > 0:
             begin = begin_of(part, THIRD)
@@ -109,9 +124,15 @@ def attend_tile(
             query_head = tl.program_id(1) * GROUP + lines % GROUP
             real = lines // GROUP < count
             of_key, of_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
-            has_key, has_value = of_key < KEY_DIM, of_value < VALUE_DIM
+            has_key, has_value = of_key < KEY_DIM - ROTATED, of_value < VALUE_DIM
             at = query + query_head[:, None] * query_head_stride + row[:, None] * query_row_stride
             q = tl.load(at + of_key[None, :], mask=real[:, None] & has_key[None, :], other=0.0)
+            if ROTATED > 0:
+                of_rotated = VALUE_DIM + tl.arange(0, ROTATED_WIDTH)
+                has_rotated = of_rotated < KEY_DIM
+                q_rotated = tl.load(
+                    at + of_rotated[None, :], mask=real[:, None] & has_rotated[None, :], other=0.0
+                )
             sees = tl.load(seen + row, mask=real, other=0).to(tl.int32)
             position = tl.load(positions + row, mask=real, other=0).to(tl.int32)
             least = tl.min(tl.where(real, sees, 1 << 30), 0)  # slots that every row sees
@@ -146,7 +167,16 @@ def attend_tile(
                     k = tl.load(
                         keys + slot[None, :] * KEY_DIM + of_key[:, None], mask=has_key[:, None], other=0.0
                     )
-                    scores = tl.dot(q, widened(k, q.dtype), input_precision=PRECISION)
+                    k = widened(k, q.dtype)
+                    scores = tl.dot(q, k, input_precision=PRECISION)
+                    if ROTATED > 0:
+                        k_rotated = tl.load(
+                            keys + slot[None, :] * KEY_DIM + of_rotated[:, None],
+                            mask=has_rotated[:, None],
+                            other=0.0,
+                        )
+                        k_rotated = widened(k_rotated, q.dtype)
+                        scores = tl.dot(q_rotated, k_rotated, scores, input_precision=PRECISION)
                     if SOFTCAP:
                         scores = _capped(scores * scale, softcap)
                     # Subtract before scaling: then the loops with and without masks round alike.
@@ -154,11 +184,14 @@ def attend_tile(
                     fade = tl.exp2((largest - new) * unit)
                     probs = tl.exp2((scores - new[:, None]) * unit)
                     total = total * fade + tl.sum(probs, 1)
-                    v = tl.load(
-                        values + slot[:, None] * VALUE_DIM + of_value[None, :],
-                        mask=has_value[None, :],
-                        other=0.0,
-                    )
+                    if ROTATED > 0:
+                        v = tl.trans(k)
+                    else:
+                        v = tl.load(
+                            values + slot[:, None] * VALUE_DIM + of_value[None, :],
+                            mask=has_value[None, :],
+                            other=0.0,
+                        )
                     summed = tl.dot(
                         probs.to(q.dtype),
                         widened(v, q.dtype),
@@ -184,7 +217,16 @@ def attend_tile(
                         mask=inside[None, :] & has_key[:, None],
                         other=0.0,
                     )
-                    scores = tl.dot(q, widened(k, q.dtype), input_precision=PRECISION)
+                    k = widened(k, q.dtype)
+                    scores = tl.dot(q, k, input_precision=PRECISION)
+                    if ROTATED > 0:
+                        k_rotated = tl.load(
+                            keys + slot[None, :] * KEY_DIM + of_rotated[:, None],
+                            mask=inside[None, :] & has_rotated[:, None],
+                            other=0.0,
+                        )
+                        k_rotated = widened(k_rotated, q.dtype)
+                        scores = tl.dot(q_rotated, k_rotated, scores, input_precision=PRECISION)
                     if SOFTCAP:
                         scores = _capped(scores * scale, softcap)
                     visible = slots[None, :] < sees[:, None]
@@ -204,11 +246,14 @@ def attend_tile(
                     fade = tl.exp2((largest - finite) * unit)
                     probs = tl.exp2((scores - finite[:, None]) * unit)
                     total = total * fade + tl.sum(probs, 1)
-                    v = tl.load(
-                        values + slot[:, None] * VALUE_DIM + of_value[None, :],
-                        mask=inside[:, None] & has_value[None, :],
-                        other=0.0,
-                    )
+                    if ROTATED > 0:
+                        v = tl.trans(k)
+                    else:
+                        v = tl.load(
+                            values + slot[:, None] * VALUE_DIM + of_value[None, :],
+                            mask=inside[:, None] & has_value[None, :],
+                            other=0.0,
+                        )
                     summed = tl.dot(
                         probs.to(q.dtype),
                         widened(v, q.dtype),
@@ -240,12 +285,15 @@ def attend_tile(
                     mask=written,
                 )
     if THIRD > 0:
-        of_group, of_value = tl.arange(0, GROUP), tl.arange(0, VALUE_WIDTH)
-        for row in range(tl.load(work + 3).to(tl.int32) + tl.program_id(0), rows, tl.num_programs(0)):
-            to = row * KV_HEADS * REPEATS + tl.program_id(1) * GROUP + of_group
-            zeros = tl.zeros((GROUP, VALUE_WIDTH), output.dtype.element_ty)
+        of_value, num_rows = tl.arange(0, VALUE_WIDTH), tl.load(work + 3).to(tl.int32)
+        padding = (rows - num_rows) * GROUP
+        for first_line in range(tl.program_id(0) * M, padding, tl.num_programs(0) * M):
+            lines = first_line + tl.arange(0, M)
+            row, query_head = num_rows + lines // GROUP, tl.program_id(1) * GROUP + lines % GROUP
+            to = row * KV_HEADS * REPEATS + query_head
+            zeros = tl.zeros((M, VALUE_WIDTH), output.dtype.element_ty)
             at = output + to[:, None] * VALUE_DIM + of_value[None, :]
-            tl.store(at, zeros, mask=(of_value < VALUE_DIM)[None, :] & (of_group >= 0)[:, None])
+            tl.store(at, zeros, mask=(lines < padding)[:, None] & (of_value < VALUE_DIM)[None, :])
 
 
 @triton.jit

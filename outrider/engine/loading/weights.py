@@ -84,7 +84,7 @@ def load_model(settings: EngineSettings) -> Any:
         # All later tokens read a recurrent state, so that it must not depend on the batch either.
         use_parallel_layers(model, in_order=settings.batch_invariant or has_states(config))
         share_delta_nets(model)
-    if may_cache_latents(device.type, model.dtype):
+    if may_cache_latents(model.dtype):
         use_latents(model, ATTENTION)
     if settings.quantization is not None:
         quantize(model, settings.quantization, device)

@@ -25,7 +25,7 @@ from outrider.engine.forward.kernel import why_no_cpu_kernel, why_no_gpu_kernel
 from outrider.engine.inputs.block_tables import shape_of_tables
 from outrider.engine.inputs.choice_input import bytes_to_choose
 from outrider.engine.inputs.context_parts import parts_of, third_length
-from outrider.engine.inputs.paged_input import FEW_TILE, SPLIT_TILES
+from outrider.engine.inputs.paged_input import FEW_TILE, split_tiles_of
 from outrider.engine.inputs.step_buffer import Field
 from outrider.engine.loading.weights import resolve_device, resolve_prefill_chunk
 from outrider.engine.planning.memory import block_bytes, blocks_in
@@ -185,9 +185,13 @@ def _part_bytes(model: ModelSkeleton, settings: EngineSettings, slots: int) -> i
     slots: slots of the longest context for which the block tables have room.
     """
     parts = parts_of(slots, third_length(model.context_length))
-    heads = -(-model.query_heads // settings.tensor_parallel)
-    widest = max(value_dim for _, _, value_dim in model.layers_of(settings.tensor_parallel).values())
-    return SPLIT_TILES * FEW_TILE * parts * heads * (widest + 2) * PART_BYTES
+    heads, layers = model.query_heads_of(settings.tensor_parallel), model.layers_of(settings.tensor_parallel)
+    # A latent is smaller than the key of which it is a part, by the rotated numbers.
+    of_tiles = max(
+        split_tiles_of(heads, caches_latents=not value_dim) * ((value_dim or key_dim) + 2)
+        for _, key_dim, value_dim in layers.values()
+    )
+    return FEW_TILE * parts * heads * of_tiles * PART_BYTES
 
 
 def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, parts: int) -> int:

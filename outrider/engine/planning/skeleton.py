@@ -61,7 +61,6 @@ class ModelSkeleton:
         checkpoint: StoredCheckpoint | None = None,
         drafters: TargetDrafters | None = None,
         *,
-        caches_latents: bool = False,
         adapter_weights: int = 0,
         loaded_ranks: int = 0,
     ) -> None:
@@ -72,7 +71,6 @@ class ModelSkeleton:
             dtype: type of weights and cache; None: the config's, or float32 if it names no type.
             checkpoint: its quantized weights; None: they are not quantized.
             drafters: drafters of the model as a target; None: it has none.
-            caches_latents: whether latent attention caches its latents, as on a CPU.
             adapter_weights: number of weights of the adapters that the target's settings name.
             loaded_ranks: sum of the ranks of adapters that requests may load.
 
@@ -89,7 +87,7 @@ class ModelSkeleton:
         try:
             with self._fake:
                 self._model = AutoModelForCausalLM.from_config(config, dtype=PASSED).eval()
-                if caches_latents:
+                if may_cache_latents(self.dtype):
                     use_latents(self._model, ATTENTION)
                 probe = attach(self._model, name)
         except (ValueError, KeyError) as error:
@@ -115,7 +113,7 @@ class ModelSkeleton:
             if are_experts(path, module)
             for name, weight in module.named_parameters(recurse=False)
         }
-        self.query_heads = max(numbers_of(text, "num_attention_heads"))  # heads of the widest layer
+        self._query_heads = max(numbers_of(text, "num_attention_heads"))  # heads of the widest layer
 
     def promise(self, settings: EngineSettings) -> Promise:
         """Returns how far its engine keeps the first promise."""
@@ -195,6 +193,11 @@ class ModelSkeleton:
             for layer, (heads, key, value) in self.layers.items()
         }
         return shared | self._drafters.numbered_shapes
+
+    def query_heads_of(self, devices: int) -> int:
+        """Returns the query heads of the widest layer at each of ``devices``."""
+        plan, names = self._model.tp_plan, self._attentions.values()
+        return max(heads_of_rank(self._query_heads, name, plan, devices) for name in names)
 
     def states_of(self, devices: int) -> dict[int, StateShape]:
         """Returns the shapes of recurrent states at each of ``devices``, which must divide their groups."""
@@ -327,16 +330,13 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     check_states(config, settings)
     check_stored(settings.model, config)
     checkpoint = StoredCheckpoint(config, settings.model) if is_quantized(config) else None
-    dtype, device = dtype or type_of(config), resolve_device(settings.device)
     drafters = TargetDrafters.of(settings)
-    caches_latents = may_cache_latents(device.type, dtype)
     return ModelSkeleton(
         config,
         settings.model,
         dtype,
         checkpoint,
         drafters,
-        caches_latents=caches_latents,
         adapter_weights=Adapters(settings.adapters).num_weights,
         loaded_ranks=0
         if settings.adapter_folder is None

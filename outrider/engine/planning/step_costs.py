@@ -8,7 +8,7 @@ from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.forward.graphs import CAPTURED_SIZES
 from outrider.engine.forward.kernel import PROGRAMS
 from outrider.engine.inputs.context_parts import PARTS, SECOND, SHORTEST, third_length
-from outrider.engine.inputs.paged_input import FEW_QUERIES
+from outrider.engine.inputs.paged_input import FEW_QUERIES, LINES_OF_LATENTS
 from outrider.engine.planning.accelerators import ARITHMETIC, ATTENTION, Accelerator
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.skeleton import ModelSkeleton
@@ -160,7 +160,7 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
     layers = model.layers_of(devices)
     weights = model.weight_bytes(devices, settings.quantization, on_cuda=on_cuda)
     of_experts = model.expert_bytes(devices)
-    heads = -(-model.query_heads // devices)
+    heads = model.query_heads_of(devices)
     row_bytes = model.hidden_size * model.dtype.itemsize
     gathers = devices > 1 and model.modules_in(GATHERED_OUTPUT)
     return StepCosts(
@@ -170,7 +170,10 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
         flops_per_looked_at=_attention_flops(heads, layers),
         kernels=model.layer_kernels() + KERNELS_OF_PASS,
         layers=len(layers),
-        programs=max(kv_heads for kv_heads, _, _ in layers.values()),
+        programs=max(
+            kv_heads if value_dim else -(-heads // LINES_OF_LATENTS)
+            for kv_heads, _, value_dim in layers.values()
+        ),
         third_part=third_length(model.context_length),
         all_reduces=model.modules_in(SPLIT_INPUTS) if devices > 1 else 0,
         row_bytes=row_bytes,

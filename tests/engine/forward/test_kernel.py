@@ -238,7 +238,7 @@ def test_where_nothing_is_missing_there_is_nothing_to_say(checkpoint, capture, c
     assert not of_passes(caplog)
 
 
-NARROW, WIDE = {0: (2, 16, 16)}, {0: (1, 576, 512)}
+NARROW, WIDE, WIDE_LATENTS = {0: (2, 16, 16)}, {0: (1, 576, 512)}, {0: (1, 640, 0)}
 
 
 LIMITS = {"block_size": 8, "context_length": 512}
@@ -254,6 +254,7 @@ def test_kernel_of_a_cpu_takes_two_types(dtype):
     ("device", "dtype", "shapes", "why"),
     [
         ("cuda", torch.bfloat16, WIDE, "heads have 576 dimensions, a kernel on a GPU takes 256 at most"),
+        ("cuda", torch.bfloat16, WIDE_LATENTS, "latents have 640 dimensions, a kernel on a GPU takes 576"),
         ("cuda", torch.bfloat16, NARROW, "pip install triton"),
         ("cpu", torch.float16, NARROW, "dtype='float16' has no kernel on a CPU"),
         ("cpu", torch.float32, {0: (2, 24, 24)}, "heads have 24 dimensions"),

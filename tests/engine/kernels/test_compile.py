@@ -13,8 +13,16 @@ pytest.importorskip("triton.backends.nvidia", reason="needs triton with ptxas: p
 ROOT = Path(__file__).parents[3]
 TILES = ("trees", "chains", "shared heads", "trees by window", "trees of a narrow cache")
 PROMPTS = ("prompts", "prompts by window", "prompts of a narrow cache")
+LATENTS = (
+    "latents of 128 heads",
+    "latents",
+    "latents as chains",
+    "latents of a narrow cache",
+    "latents of prompts",
+    "latents of prompts and a narrow cache",
+)
 MOST_REGISTERS = {
-    **{f"attend_tile {name}": 255 for name in PROMPTS},
+    **{f"attend_tile {name}": 255 for name in (*PROMPTS, *LATENTS)},
     **{f"attend_tile {name}": 240 for name in TILES},
     "advance_delta_nets": 146,  # a state, the state before a tree, and what a token adds
     "advance_mamba2": 168,
@@ -30,7 +38,7 @@ def test_kernels_keep_what_they_work_on_in_registers(tmp_path: Path) -> None:
     assert not run.returncode, run.stderr
     found = json.loads(run.stdout)
     print(found)
-    assert len(found) == 116
+    assert len(found) == 130
     for name, used in found.items():
         kernel, _, capability = name.rpartition(" ")
         assert used["shared"] <= SHARED_MEMORY[capability], name
@@ -39,5 +47,6 @@ def test_kernels_keep_what_they_work_on_in_registers(tmp_path: Path) -> None:
             # One kind of instruction for any number of rows: a row's sums are then the same.
             assert bool(used["wgmma"]) == (capability == "sm_90"), name
             continue
-        # So that two programs share a multiprocessor. A program that attends to a prompt has it for itself.
+        # So that two programs share a multiprocessor. A program that attends to a prompt or to latents has it
+        # for itself.
         assert used["registers"] <= MOST_REGISTERS.get(kernel, 128), name

@@ -110,12 +110,19 @@ def test_gpt_oss_120b_is_planned_as_large_as_it_becomes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow_beyond_first
-@pytest.mark.parametrize(("device", "shape"), [("cpu", (1, 512 + 64, 0)), ("cuda", (128, 128 + 64, 128))])
-def test_deepseek_v3_on_a_cpu_is_planned_with_a_cache_of_latents(
-    tmp_path: Path, device: str, shape: tuple[int, int, int]
+@pytest.mark.parametrize(
+    ("device", "dtype", "shape"),
+    [
+        ("cuda", "bfloat16", (1, 512 + 64, 0)),
+        ("cpu", "bfloat16", (1, 512 + 64, 0)),
+        ("cuda", "float16", (128, 128 + 64, 128)),
+    ],
+)
+def test_deepseek_v3_is_planned_with_a_cache_of_latents_but_in_float16(
+    tmp_path: Path, device: str, dtype: str, shape: tuple[int, int, int]
 ) -> None:
     """transformers has the shape of DeepSeek-V3 as its defaults."""
-    settings = settings_of(tmp_path, {"model_type": "deepseek_v3", "torch_dtype": "bfloat16"})
+    settings = settings_of(tmp_path, {"model_type": "deepseek_v3", "torch_dtype": dtype})
     settings = settings.model_copy(update={"device": device})
     model = skeleton(settings)
     assert {*model.layers_of(1).values()} == {shape}

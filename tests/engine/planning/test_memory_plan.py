@@ -257,7 +257,7 @@ def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
     )
     slots = forward_of(engine).tables.on_host.shape[1] * settings.block_size
     held = SPLIT_TILES * FEW_TILE * parts_of(slots, third_length(context))  # parts of all rows
-    parts = held * model.query_heads * (widest + 2) * 4
+    parts = held * model.query_heads_of(1) * (widest + 2) * 4
     planned = plan_memory(model, settings.model_copy(update={"device": "cuda"}), MEMORY)
     assert planned.graphs == kept + model.activation_bytes(rows, rows) + parts
 
