@@ -1,12 +1,21 @@
 """Blocks of the paged cache that a sequence holds."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 LEAST_ROOM = 8  # blocks
+
+
+@dataclass
+class HeldWindow:
+    """Range of a sequence's blocks that it also holds in layers with a sliding window."""
+
+    first: int = 0  # place of the first such block
+    end: int = 0  # place after the last such block
 
 
 class HeldBlocks:

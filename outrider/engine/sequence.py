@@ -13,7 +13,7 @@ from outrider.decoding.grammar import GrammarError, Mask, Matcher
 from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.settings import Sampling
 from outrider.drafters.known_texts import NO_TEXTS, KnownTexts
-from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.held_blocks import HeldBlocks, HeldWindow
 from outrider.engine.held_state import HeldState
 from outrider.engine.row_settings import row_settings
 
@@ -81,6 +81,7 @@ class EngineSequence:
     target: TargetSequenceState = field(default_factory=TargetSequenceState)
     matcher: Matcher | None = None  # matcher of its grammar; None: no grammar, or not compiled yet
     blocks: HeldBlocks = field(default_factory=HeldBlocks)
+    window: HeldWindow = field(default_factory=HeldWindow)  # unused without a pool for windowed layers
     state: HeldState = field(default_factory=HeldState)  # unused without recurrent layers
     preemptions: int = 0  # preemptions since its last result
     adopted: int = 0  # prompt tokens that were found in the cache; 0 after a result has reported them

@@ -31,6 +31,11 @@ class Lru(Generic[KeyT, ValueT]):
         self._entries[key] = value
         self._used(key)
 
+    def put_oldest(self, key: KeyT, value: ValueT) -> None:
+        """Sets the value of the key, which becomes the least recently used."""
+        self.put(key, value)
+        self._entries.move_to_end(key, last=False)
+
     def peek(self, key: KeyT) -> ValueT | None:
         """Returns the value of the key, None if it is missing."""
         return self._entries.get(key)

@@ -10,13 +10,13 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.held_state import StateUse
 from outrider.engine.inputs.block_tables import BlockTables
-from outrider.engine.inputs.step_input import Changes, Feed, ForeseenRounds, Move, StepInput
+from outrider.engine.inputs.step_input import Changes, Feed, ForeseenRounds, Move, StepInput, WindowedChanges
 
 
 def random_step(rng: random.Random, tables: BlockTables) -> StepInput:
-    moves, records = (
+    moves, records, windowed_moves = (
         [Move(np.array(rng.sample(range(999), count)), np.arange(count)) for count in range(rng.randrange(4))]
-        for _ in range(2)
+        for _ in range(3)
     )
     feeds = []
     for _ in range(rng.randrange(1, 5)):
@@ -26,11 +26,15 @@ def random_step(rng: random.Random, tables: BlockTables) -> StepInput:
         tokens = [rng.randrange(128_000) for _ in range(count)]
         blocks = HeldBlocks(rng.sample(range(999), rng.randrange(7)))
         feeds.append(Feed(tokens, rng.randrange(count), rng.randrange(99), blocks, tree))
-    cleared = np.array(rng.sample(range(999), rng.randrange(5)), np.int64)
-    resumed = np.array([rng.sample(range(99), 2) for _ in range(rng.randrange(3))], np.int64).reshape(-1, 2)
+    cleared, emptied = (np.array(rng.sample(range(999), rng.randrange(5)), np.int64) for _ in range(2))
+    resumed, entered = (
+        np.array([rng.sample(range(99), 2) for _ in range(rng.randrange(3))], np.int64).reshape(-1, 2)
+        for _ in range(2)
+    )
+    windowed = WindowedChanges(entered, windowed_moves, emptied)
     uses = [random_use(rng) for _ in feeds] if rng.random() < 0.5 else []
     rounds = ForeseenRounds(rng.randrange(5), bool(rng.randrange(2)))
-    return StepInput.of(tables, feeds, Changes(moves, cleared, records, resumed), uses, rounds)
+    return StepInput.of(tables, feeds, Changes(moves, cleared, records, resumed, windowed), uses, rounds)
 
 
 def random_use(rng: random.Random) -> StateUse:
@@ -63,10 +67,13 @@ def test_step_is_read_as_it_was_written(seed: int) -> None:
     read = StepInput.from_numbers(step.to_numbers(), others)
     assert (others.on_host == tables.on_host).all()
     ours, theirs = step.changes, read.changes
-    for made, told in ((ours.moves, theirs.moves), (ours.records, theirs.records)):
+    of_windows = ours.windowed.moves, theirs.windowed.moves
+    for made, told in ((ours.moves, theirs.moves), (ours.records, theirs.records), of_windows):
         assert [lists_of(move) for move in told] == [lists_of(move) for move in made]
     assert theirs.cleared.tolist() == ours.cleared.tolist()
     assert theirs.resumed.tolist() == ours.resumed.tolist()
+    assert theirs.windowed.blocks.tolist() == ours.windowed.blocks.tolist()
+    assert theirs.windowed.cleared.tolist() == ours.windowed.cleared.tolist()
     assert (read.uses, read.rounds) == (step.uses, step.rounds)
     assert len(read.feeds) == len(step.feeds)
     for feed, other in zip(step.feeds, read.feeds, strict=True):

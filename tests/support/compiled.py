@@ -81,7 +81,7 @@ ALIGNED = {"row_stride", "vocab_size", *(name for name, kind in TYPES.items() if
 TILE_TYPES = {
     **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
     **dict.fromkeys(("tiles", "work", "seen", "ancestors", "paths", "positions"), "*i64"),
-    **dict.fromkeys(("block_tables", "new_blocks"), "*i32"),
+    **dict.fromkeys(("block_tables", "new_blocks", "windowed"), "*i32"),
     **dict.fromkeys(("parts", "weights"), "*fp32"),
     **dict.fromkeys(
         (
@@ -100,7 +100,7 @@ TILE_TYPES = {
 TILE_CONSTANTS: dict[str, Any] = {
     **dict.fromkeys(("sinks", "softcap", "window")),
     **dict.fromkeys(("KEY_DIM", "VALUE_DIM", "KEY_WIDTH", "VALUE_WIDTH"), 128),
-    **dict.fromkeys(("WINDOW", "SOFTCAP", "SINKS"), False),
+    **dict.fromkeys(("WINDOW", "WINDOWED", "SOFTCAP", "SINKS"), False),
     "HEADS": 32,
     "KV_HEADS": 8,
     "REPEATS": 4,
@@ -146,6 +146,7 @@ LAYER: dict[str, dict[str, Any]] = {
 LAYER_WARPS = {"_norm": 8, "_sum_and_norm": 16}
 PROMPT = {"THIRD": 0, "M": paged_attention.MANY.lines, "GROUP": 2, "TILE": MANY_TILE}
 WINDOW = {"WINDOW": True, "window": 4096}
+POOL = {**WINDOW, "WINDOWED": True}
 LATENT, ROTATED = 512, 64  # dimensions of DeepSeek-V3, Kimi K2 and GLM-4.7-Flash
 
 
@@ -164,6 +165,9 @@ TILES: dict[str, dict[str, Any]] = {
     "prompts": {"CHAINS": False, **PROMPT},
     "prompts by window": {"CHAINS": False, **PROMPT, **WINDOW},
     "trees by window": {"CHAINS": False, **WINDOW},
+    "prompts in a pool for windows": {"CHAINS": False, **PROMPT, **POOL},
+    "trees in a pool for windows": {"CHAINS": False, **POOL},
+    "chains in a pool for windows": {"CHAINS": True, **POOL},
     "trees of a narrow cache": {"CHAINS": False},
     "prompts of a narrow cache": {"CHAINS": False, **PROMPT},
     # One of four ranks of Llama 3 70B.

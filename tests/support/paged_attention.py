@@ -51,14 +51,26 @@ class PlainAttention:
     calls: int = 0
     is_asynchronous: bool = True
 
-    def __call__(self, paged, query, keys, values, *, scaling=None, window=None, softcap=None, sinks=None):
+    def __call__(
+        self,
+        paged,
+        query,
+        keys,
+        values,
+        *,
+        scaling=None,
+        window=None,
+        softcap=None,
+        sinks=None,
+        windowed=None,
+    ):
         self.calls += 1
         heads, rows, dim = query.shape
         output = query.new_zeros(rows, heads, values.shape[2])
         for tile in torch.cat([paged.few_tiles, paged.many_tiles]).tolist():
             if tile[2]:
                 own = slice(tile[1], tile[1] + tile[2])
-                slots = self.slots(paged, tile)
+                slots = self.slots(paged, tile, windowed)
                 visible = visible_slots(paged, tile, window)
                 repeats = heads // keys.shape[1]
                 own_keys = keys[slots].repeat_interleave(repeats, 1).float()
@@ -78,13 +90,16 @@ class PlainAttention:
     def take_in(self, paged):
         pass
 
-    def slots(self, paged: PagedInput[torch.Tensor], tile: list[int]) -> torch.Tensor:
+    def slots(
+        self, paged: PagedInput[torch.Tensor], tile: list[int], windowed: torch.Tensor | None
+    ) -> torch.Tensor:
         """Returns the cache slots of the tile's sequence in order: int64 [end]."""
         lane, first, _, end, root = tile
         places = torch.arange(end)
         if paged.paths.shape[1] and root < end:
             places[root:] = root + paged.paths[first, : end - root]
         blocks = paged.block_tables[lane, places // self.block_size].long()
+        blocks = blocks if windowed is None else windowed[blocks].long()
         return blocks * self.block_size + places % self.block_size
 
 

@@ -27,6 +27,11 @@ class BlockPool:
         """Returns the number of blocks that can be allocated now, kept blocks included."""
         return len(self._free) + len(self._kept)
 
+    @property
+    def share_available(self) -> float:
+        """Returns the share of the blocks that can be allocated now."""
+        return self.available / self.num_blocks
+
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """Takes ``count`` blocks, if possible after block ``after``: adjacent blocks are read without a copy.
 
@@ -64,13 +69,17 @@ class BlockPool:
         self._kept.drop(block)
         self._users[block] += 1
 
-    def release(self, block: int) -> None:
-        """Removes a user. The last user frees the block, or leaves it in the pool if it is published."""
+    def release(self, block: int, *, is_wanted: bool = True) -> None:
+        """Removes a user. The last user frees the block, or leaves it in the pool if it is published.
+
+        is_wanted: whether the block is evicted in its turn; False: it is evicted first.
+        """
         self._users[block] -= 1
         if self._users[block]:
             return
         if (digest := self._digest_of.get(block)) is not None:
-            self._kept.put(block, digest)
+            put = self._kept.put if is_wanted else self._kept.put_oldest
+            put(block, digest)
         else:
             self._free[block] = None
 
@@ -79,3 +88,13 @@ class BlockPool:
         if digest not in self._block_of and block not in self._digest_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest
+
+    def withdraw(self, digest: bytes) -> None:
+        """Makes the block that is published under ``digest``, if any, impossible to find."""
+        block = self._block_of.pop(digest, None)
+        if block is None:
+            return
+        del self._digest_of[block]
+        if block in self._kept:
+            self._kept.drop(block)
+            self._free[block] = None

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -12,82 +11,22 @@ from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import MAX_NODES, ROOT
 from outrider.engine.cache.blocks import BlockPool
 from outrider.engine.cache.kept_states import KeptStates
-from outrider.engine.cache.memory import zeros
-from outrider.engine.cache.narrow import Scales, codes_of, widened
+from outrider.engine.cache.key_values import NO_SCALES, KeyValues, LayerShape
+from outrider.engine.cache.narrow import Scales, codes_of
 from outrider.engine.cache.recurrent_states import RecurrentStates
+from outrider.engine.cache.windowed_blocks import WindowedBlocks
 from outrider.engine.held_state import MOST_NODES
-from outrider.engine.inputs.step_input import NO_PAIRS, Changes, Move, Numbers, Rows
+from outrider.engine.inputs.step_input import (
+    NO_PAIRS,
+    NO_SLOTS,
+    NO_WINDOWED_CHANGES,
+    Changes,
+    Move,
+    Numbers,
+)
 from outrider.engine.sequence import EngineSequence
 
-NO_SCALES: Mapping[int, Scales] = MappingProxyType({})
-# Key/value heads, key dimension, value dimension, which is 0 if a value is a part of its key.
-LayerShape = tuple[int, int, int]
-
 logger = logging.getLogger(__name__)
-
-
-class GatherSpace:
-    """Memory into which scattered blocks are copied, reused by every layer and step.
-
-    Fresh memory would take several times as long as the copy, since its pages have to be mapped first.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._memory: torch.Tensor | None = None
-
-    def gather(self, stored: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        """Returns the slots of the blocks, [num_blocks * block_size, kv_heads, dim], until the next call.
-
-        Args:
-            stored: [slots, kv_heads, dim].
-            blocks: int64 [num_blocks].
-        """
-        rows = stored.view(stored.shape[0] // self._block_size, -1)
-        size = len(blocks) * rows.shape[1]
-        if self._memory is None or len(self._memory) < size:
-            self._memory = stored.new_empty(2 * size)
-        copied = self._memory[:size].view(len(blocks), -1)
-        torch.index_select(rows, 0, blocks, out=copied)
-        return copied.view(-1, *stored.shape[1:])
-
-
-class KeyValues:
-    """Storage of the KV cache: ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads, dim]."""
-
-    def __init__(
-        self,
-        shapes: Mapping[int, LayerShape],
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        scales: Mapping[int, Scales] = NO_SCALES,
-    ) -> None:
-        """
-        Args:
-            num_blocks: number of blocks without the spare block, to which padding is written.
-            scales: scales of layers in a narrow cache; the scales of other layers are 1.
-        """
-        self.block_size = block_size
-        self.states: RecurrentStates | None = None  # states of recurrent layers, if the model has any
-        self.scales = dict.fromkeys(shapes, Scales()) | dict(scales)
-        self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
-        self.spare_block = num_blocks
-        slots = (num_blocks + 1) * block_size
-        self.keys: dict[int, torch.Tensor] = {}
-        self.values: dict[int, torch.Tensor] = {}
-        self._stored: list[torch.Tensor] = []  # [layers, slots, kv_heads, dim] of layers of one shape
-        for shape in dict.fromkeys(shapes.values()):
-            heads, *dims = shape
-            layers = [layer for layer, own in shapes.items() if own == shape]
-            for of_layer, dim in zip((self.keys, self.values), dims, strict=True):
-                if dim:
-                    stored = zeros((len(layers), slots, heads, dim), dtype, device)
-                    self._stored.append(stored)
-                else:
-                    stored = torch.empty((len(layers), slots, heads, 0), dtype=dtype, device=device)
-                of_layer.update(zip(layers, stored, strict=True))
 
 
 class PagedCache(KeyValues):
@@ -102,15 +41,17 @@ class PagedCache(KeyValues):
         device: torch.device,
         scales: Mapping[int, Scales] = NO_SCALES,
         states: RecurrentStates | None = None,
+        windows: WindowedBlocks | None = None,
     ) -> None:
         """
         Args:
             states: states of recurrent layers. With them a prefix is shared only up to a kept state.
+            windows: pool of windowed layers. With it a prefix is shared only up to a place before which the
+                pool has a whole window.
         """
-        super().__init__(shapes, num_blocks, block_size, dtype, device, scales)
+        super().__init__(shapes, num_blocks, block_size, dtype, device, scales, windows)
         self.states = states
-        # A kept state is useless without its block, so they are evicted together, later blocks first.
-        self.pool = BlockPool(num_blocks, None if states is None else states.kept.drop)
+        self.pool = BlockPool(num_blocks, self._evicted)
         self._moves: list[Move] = []  # pending moves
         self._cleared: list[Numbers] = []  # slots to be filled with zeros
 
@@ -118,6 +59,12 @@ class PagedCache(KeyValues):
     def capacity(self) -> int:
         """Returns the number of tokens that fit, over all sequences."""
         return self.pool.num_blocks * self.block_size
+
+    @property
+    def fullest_pool(self) -> BlockPool:
+        """Returns the pool with the smallest share of available blocks."""
+        pools = [self.pool] if self.windows is None else [self.pool, self.windows.pool]
+        return min(pools, key=lambda pool: pool.share_available)
 
     @property
     def most_nodes(self) -> int:
@@ -128,13 +75,23 @@ class PagedCache(KeyValues):
         """Returns the number of blocks that ``length`` tokens fill."""
         return -(-length // self.block_size)
 
-    def reserve(self, sequence: EngineSequence, length: int) -> bool:
+    def room(self, sequence: EngineSequence) -> int:
+        """Returns the number of slots that the sequence may write, in all layers."""
+        held = len(sequence.blocks) if self.windows is None else sequence.window.end
+        return held * self.block_size
+
+    def reserve(self, sequence: EngineSequence, length: int, until: int | None = None) -> bool:
         """Gives the sequence blocks for ``length`` slots. Returns False if too few are free.
 
         With its first blocks it also gets a slot for its recurrent states. Later passes will store the states
         that are worth keeping.
+
+        until: end of the slots that the next pass writes, for which windowed layers get blocks; None: length.
         """
+        until = length if until is None else until
         missing = -(-length // self.block_size) - sequence.blocks.count
+        if self.windows is not None and self.windows.lacks(sequence, until):
+            return False
         if missing > 0:
             if missing > self.pool.available:
                 return False
@@ -142,6 +99,8 @@ class PagedCache(KeyValues):
                 return False
             last = int(sequence.blocks[-1]) if sequence.blocks else None
             sequence.blocks.push(self.pool.allocate(missing, last))
+        if self.windows is not None:
+            self.windows.hold(sequence, until)
         if self.states is not None:
             for tokens in (self._prompt_end(sequence), sequence.state.branch, len(sequence.tokens)):
                 self._keep_state(sequence, tokens // self.block_size)
@@ -163,24 +122,23 @@ class PagedCache(KeyValues):
         """
         places = np.arange(length, len(sequence.blocks) * self.block_size)
         self._cleared.append(self._slots(sequence, places))
+        if self.windows is not None:
+            self.windows.clear(sequence, length)
 
     def adopt_prefix(self, sequence: EngineSequence) -> None:
         """Adopts published blocks for the sequence's next tokens. The last token is always computed.
 
         With recurrent states it adopts blocks only up to the last kept state, and starts from a copy of it.
+        With windowed layers it adopts blocks only up to a place before which a whole window is published.
         """
         index, rest = divmod(sequence.cached, self.block_size)
         if rest or sequence.pending:
             return
-        known = end = index  # leading blocks that are published, and that can be adopted
-        while known < self._adoptable(sequence):
-            digest = self._digest(sequence, known)
-            if self.pool.find(digest) is None:
-                break
+        known = index  # leading blocks that are published
+        while known < self._adoptable(sequence) and self.pool.find(self._digest(sequence, known)) is not None:
             known += 1
-            if self.states is None or digest in self.states.kept:
-                end = known
         sequence.state.branch = known * self.block_size
+        end = self._last_start(sequence, index, known)
         if end == index:
             return
         self._drop_blocks(sequence, index)  # blocks that were reserved, but not written yet
@@ -188,6 +146,8 @@ class PagedCache(KeyValues):
             if not self.states.hold(sequence.state):
                 return
             self.states.resume(sequence.state, self._digest(sequence, end - 1), end * self.block_size)
+        if self.windows is not None:
+            self.windows.adopt(sequence, sequence.hashes[index:end])
         for digest in sequence.hashes[index:end]:
             block = self.pool.find(digest)
             assert block is not None
@@ -198,6 +158,19 @@ class PagedCache(KeyValues):
         logger.debug("sequence %d shares %d blocks", sequence.number, end)
         if len(sequence.tokens) == sequence.prompt_length and not sequence.preemptions:
             sequence.adopted += (end - index) * self.block_size
+
+    def _last_start(self, sequence: EngineSequence, index: int, known: int) -> int:
+        """Returns the number of leading blocks, up to ``known``, after which the sequence could continue.
+
+        index: number of leading blocks that it holds.
+        """
+        digests = sequence.hashes[index:known]
+        starts = [True] * len(digests) if self.windows is None else self.windows.starts(sequence, digests)
+        last = index
+        for end, (digest, is_start) in enumerate(zip(digests, starts, strict=True), index + 1):
+            if is_start and (self.states is None or digest in self.states.kept):
+                last = end
+        return last
 
     def to_be_published(self, sequence: EngineSequence) -> list[bytes]:
         """Returns the digests of the blocks that its tokens will fill, the next block first."""
@@ -255,9 +228,19 @@ class PagedCache(KeyValues):
         for index in range(len(sequence.digests), sequence.cached // self.block_size):
             digest = self._digest(sequence, index)
             sequence.digests.append(digest)
-            self.pool.publish(int(sequence.blocks[index]), digest)
+            self._publish_block(sequence, index, digest)
         if self.states is not None:
             self._publish_states(sequence, self.states.kept)
+        if self.windows is not None:
+            self.windows.slide(sequence, (self._prompt_end(sequence), sequence.state.branch))
+
+    def _publish_block(self, sequence: EngineSequence, index: int, digest: bytes) -> None:
+        block, windows = int(sequence.blocks[index]), self.windows
+        if windows is not None and windows.pool.find(digest) is None:
+            self.pool.withdraw(digest)  # nobody could start after a block that windowed layers have lost
+        self.pool.publish(block, digest)
+        if windows is not None and self.pool.find(digest) == block:
+            windows.publish(sequence, index, digest)
 
     def _publish_states(self, sequence: EngineSequence, kept: KeptStates) -> None:
         held = sequence.state
@@ -272,7 +255,7 @@ class PagedCache(KeyValues):
         """Forgets the cached tokens beyond ``length``, and all pending nodes.
 
         A published block is never overwritten: other tokens go into another block. If no recurrent state is
-        left from which the sequence could continue, all of its cache is dropped.
+        left from which the sequence could continue, or a window before it, all of its cache is dropped.
         """
         sequence.forget_pending()
         del sequence.hashes[length // self.block_size :]
@@ -282,6 +265,8 @@ class PagedCache(KeyValues):
         if self.states is not None:
             self.states.forget_after(sequence.state, sequence.cached)
             self._check_state(sequence)
+        if self.windows is not None and not self.windows.reaches(sequence):
+            self._drop_blocks(sequence, 0)
 
     def keep_path(self, sequence: EngineSequence, path: tuple[int, ...], *, has_moved: bool = False) -> None:
         """Commits the pending nodes of ``path``, root first, and moves their cache up; forgets other nodes.
@@ -317,36 +302,23 @@ class PagedCache(KeyValues):
         moves, self._moves = self._moves, []
         cleared, self._cleared = self._cleared, []
         of_states = ([], NO_PAIRS) if self.states is None else self.states.take_changes()
-        return Changes(moves, np.concatenate([np.zeros(0, np.int64), *cleared]), *of_states)
+        windowed = NO_WINDOWED_CHANGES if self.windows is None else self.windows.take_changes()
+        return Changes(moves, np.concatenate([NO_SLOTS, *cleared]), *of_states, windowed)
 
     def make(self, changes: Changes) -> None:
         """Applies the changes. Any number of moves takes few kernel launches."""
         if self.states is not None:
             self.states.make(changes)
-        moves, cleared = changes.moves, changes.cleared
-        if not moves and not len(cleared):
-            return
-        move = composed(moves)
-        slots = np.concatenate([move.source, move.target, cleared])
-        sizes = [len(move.source), len(move.target), len(cleared)]
-        moved = to_device(torch.from_numpy(slots), self._stored[0].device)
-        source, target, emptied = moved.split_with_sizes(sizes)
-        if len(target):
-            self.move(source, target)
-        for stored in self._stored if len(emptied) else ():
-            codes_of(stored).index_fill_(1, emptied, 0)
+        _change(self._stored, changes.moves, changes.cleared)
+        if self.windows is not None:
+            self.windows.make(changes.windowed.blocks)
+            _change(self._windowed, changes.windowed.moves, changes.windowed.cleared)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies slots in one operation: int64 [num_slots] on the device, with distinct targets."""
-        for stored in self._stored:
-            stored[:, target] = stored[:, source]
-
-    def are_finite(self, slots: Rows) -> torch.Tensor:
-        """Returns bool [num_slots]: whether every key and value there is finite, in all layers."""
-        # A maximum is NaN if any number is NaN, and reads each number once.
-        parts = [widened(stored[:, slots], torch.float32) for stored in self._stored]
-        largest = [part.abs().amax(dim=(0, 2, 3)) for part in parts]
-        return torch.stack([part.float() for part in largest]).amax(dim=0).isfinite()
+        _move(self._stored, source, target)
+        if self.windows is not None:
+            _move(self._windowed, self.windows.slots_of(source), self.windows.slots_of(target))
 
     def _move(self, sequence: EngineSequence, nodes: tuple[int, ...]) -> None:
         """Moves the kept pending nodes to the slots after the committed tokens."""
@@ -354,8 +326,17 @@ class PagedCache(KeyValues):
             start = sequence.cached
             source, target = start + np.asarray(nodes), start + np.arange(len(nodes))
             self._moves.append(Move(self._slots(sequence, source), self._slots(sequence, target)))
+            if self.windows is not None:
+                self.windows.move(sequence, source, target)
             if self.states is not None:
                 self.states.move(sequence.state, source, target)
+
+    def _evicted(self, digest: bytes) -> None:
+        """Evicts with a block what is useless without it, later blocks first."""
+        if self.states is not None:
+            self.states.kept.drop(digest)
+        if self.windows is not None:
+            self.windows.pool.withdraw(digest)
 
     def _check_state(self, sequence: EngineSequence) -> None:
         """Drops a sequence's whole cache if it cannot continue from any of its recurrent states."""
@@ -376,6 +357,8 @@ class PagedCache(KeyValues):
         return sequence.hashes[index]
 
     def _drop_blocks(self, sequence: EngineSequence, keep: int) -> None:
+        if self.windows is not None:
+            self.windows.drop(sequence, keep)
         # Reversed, so that later blocks of a prefix are evicted before earlier blocks.
         for block in reversed(sequence.blocks.drop(keep)):
             self.pool.release(block)
@@ -384,6 +367,26 @@ class PagedCache(KeyValues):
         sequence.forget_pending()
         if self.states is not None and not keep:
             self.states.release(sequence.state)
+
+
+def _move(parts: Sequence[torch.Tensor], source: torch.Tensor, target: torch.Tensor) -> None:
+    for stored in parts:
+        stored[:, target] = stored[:, source]
+
+
+def _change(parts: Sequence[torch.Tensor], moves: list[Move], cleared: Numbers) -> None:
+    """Moves and clears slots of a pool, whose parts are [layers, slots, kv_heads, dim]."""
+    if not parts or (not moves and not len(cleared)):
+        return
+    move = composed(moves)
+    slots = np.concatenate([move.source, move.target, cleared])
+    sizes = [len(move.source), len(move.target), len(cleared)]
+    moved = to_device(torch.from_numpy(slots), parts[0].device)
+    source, target, emptied = moved.split_with_sizes(sizes)
+    if len(target):
+        _move(parts, source, target)
+    for stored in parts if len(emptied) else ():
+        codes_of(stored).index_fill_(1, emptied, 0)
 
 
 def composed(moves: list[Move]) -> Move:

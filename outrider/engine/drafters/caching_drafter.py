@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.engine.cache.key_values import KeyValues
 from outrider.engine.cache.narrow import type_of_cache
-from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.choosing.draft_request import DraftedSequence
 from outrider.engine.drafters.shared_head import SharedDrafter
 from outrider.engine.drafters.target_drafter import CommittedStates

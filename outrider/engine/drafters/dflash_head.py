@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
-from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.drafters.dflash2_head import CandidateSelector, ConvolvedLayer
 from outrider.engine.drafters.markov_head import MARKOV_HEADS, VANILLA, MarkovHead
 from outrider.engine.forward.attention import ATTENTION, Paged, store

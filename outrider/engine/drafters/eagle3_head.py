@@ -26,7 +26,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
-from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.forward.attention import ATTENTION, Paged
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs, share_out

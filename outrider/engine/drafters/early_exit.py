@@ -289,8 +289,8 @@ class EarlyExit(ChainDrafter):
 
     def _compute(self, layers: tuple[int, ...], batch: Batch) -> ForwardOutput:
         target = self._target
-        logits = self._parts[layers](Paged(batch, target.cache, target.kernel))
-        return ForwardOutput(logits, None, target.are_finite(batch))
+        paged = Paged(batch, target.cache, target.kernel)
+        return ForwardOutput(self._parts[layers](paged), None, target.are_finite(paged))
 
     def _part(self, model: Any, layers: tuple[int, ...]) -> Any:
         return part_of(model, layers, self._exits.load(len(layers), model) if self._exits else None)

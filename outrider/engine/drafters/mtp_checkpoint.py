@@ -19,7 +19,7 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_layers import MtpModel
 from transformers.modeling_utils import LoadStateDictConfig, local_torch_dtype
 
-from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.drafters.target_drafter import Target
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe

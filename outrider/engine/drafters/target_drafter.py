@@ -11,7 +11,8 @@ from torch import Tensor
 from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import Draft
 from outrider.drafters.registry import row_of
-from outrider.engine.cache.paged_cache import LayerShape, PagedCache
+from outrider.engine.cache.key_values import LayerShape
+from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.drafter import Drafter
@@ -94,7 +95,7 @@ class Target(Protocol):
     def lay_out(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch:
         """Returns the input of a pass over the target's cache. choice: input of the choice of tokens."""
 
-    def are_finite(self, batch: Batch) -> Tensor:
+    def are_finite(self, paged: Paged) -> Tensor:
         """Returns bool [num_tokens]: whether all ranks have cached only finite numbers for a token."""
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:

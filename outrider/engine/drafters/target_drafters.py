@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.drafters.target_drafter import Target, TargetDrafter, target_drafter
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.settings import EngineSettings

@@ -264,7 +264,7 @@ def with_room(request: DraftRequest, cache: PagedCache, unwritten: int = 0) -> D
         return request
     if cache.reserve(sequence, end + request.depth):
         return replace(request, alternatives=0)
-    return replace(request, depth=len(sequence.blocks) * cache.block_size - end, alternatives=0)
+    return replace(request, depth=cache.room(sequence) - end, alternatives=0)
 
 
 def _following(parent: _Node | None, tokens: TopTokens, scores: Sequence[float]) -> list[_Node]:

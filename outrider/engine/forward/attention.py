@@ -2,18 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
+from outrider.engine.cache.key_values import KeyValues, LayerShape
 from outrider.engine.cache.narrow import narrowed
-from outrider.engine.cache.paged_cache import KeyValues, LayerShape
 from outrider.engine.cache.recurrent_states import StateShape
 from outrider.engine.forward.attention_fallback import GatheredAttention
+from outrider.engine.forward.attention_groups import AttentionGroup, form_groups
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.latent import LatentProjection
+from outrider.engine.inputs.step_input import Rows
 
 ATTENTION = "outrider"  # no mask function has this name, so transformers builds no mask
 UNDERSTOOD = ("s_aux", "position_ids")  # supported tensor arguments beside query, key and value
@@ -55,6 +58,27 @@ class Paged:
     batch: Batch
     cache: KeyValues
     kernel: Kernel | None  # kernel that reads the cache in place; None: blocks are gathered
+
+    @cached_property
+    def windowed_slots(self) -> Rows:
+        """Slots of the tokens' keys and values in windowed layers."""
+        slots, windows = self.batch.slots, self.cache.windows
+        return slots if windows is None else windows.slots_of(slots)
+
+    def slots_of(self, layer: int) -> Rows:
+        """Returns the slots of the tokens' keys and values in a layer."""
+        return self.batch.slots if self.cache.windows_of(layer) is None else self.windowed_slots
+
+    @cached_property
+    def _windowed_groups(self) -> list[AttentionGroup]:
+        windows, batch = self.cache.windows, self.batch
+        assert windows is not None
+        spans = [span.within(windows, batch.block_size) for span in batch.spans]
+        return form_groups(spans, batch.block_size, batch.dtype, batch.token_ids.device)
+
+    def groups_of(self, layer: int) -> list[AttentionGroup]:
+        """Returns the groups for attention without a kernel in a layer."""
+        return self.batch.groups if self.cache.windows_of(layer) is None else self._windowed_groups
 
 
 def attend(
@@ -102,8 +126,9 @@ def attend(
 def store(paged: Paged, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
     """Writes a layer's keys and values, [num_tokens, kv_heads, dim] each, into the cache."""
     keys, values, scale = paged.cache.keys[layer], paged.cache.values[layer], paged.cache.scales[layer]
-    keys[paged.batch.slots] = narrowed(key, keys.dtype, scale.keys)
-    values[paged.batch.slots] = narrowed(value, values.dtype, scale.values)
+    slots = paged.slots_of(layer)
+    keys[slots] = narrowed(key, keys.dtype, scale.keys)
+    values[slots] = narrowed(value, values.dtype, scale.values)
 
 
 def attended(
@@ -127,17 +152,27 @@ def attended(
         values = keys[..., :latent_dim]
     scaling = scale.keys * (query.shape[2] ** -0.5 if scaling is None else scaling)
     if paged.kernel is not None and batch.paged is not None:
+        windows = cache.windows_of(layer)
         output = paged.kernel(
-            batch.paged, query, keys, values, scaling=scaling, window=window, softcap=softcap, sinks=sinks
+            batch.paged,
+            query,
+            keys,
+            values,
+            scaling=scaling,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            windowed=None if windows is None else windows.on_device,
         )
     else:
         spaces = cache.key_space, cache.value_space
         gathered = GatheredAttention(keys, values, *spaces, query.shape[0], scaling, window, softcap, sinks)
-        if len(batch.groups) == 1:
-            output = gathered.attend(batch.groups[0], query).contiguous()  # some models call ``view`` on it
+        groups = paged.groups_of(layer)
+        if len(groups) == 1:
+            output = gathered.attend(groups[0], query).contiguous()  # some models call ``view`` on it
         else:
             output = query.new_zeros(query.shape[1], query.shape[0], values.shape[2])
-            for group in batch.groups:
+            for group in groups:
                 output[group.output_rows] = gathered.attend(group, query)
     factor = scale.keys if latent_dim else scale.values
     return output if factor == 1.0 else output.mul_(factor)

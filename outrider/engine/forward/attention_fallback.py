@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from outrider.engine.cache.key_values import GatherSpace
 from outrider.engine.cache.narrow import widened
-from outrider.engine.cache.paged_cache import GatherSpace
 from outrider.engine.forward.attention_groups import SHARED_CALL_QUERIES, AttentionGroup
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.decoding.draft import Draft
+from outrider.engine.cache.windowed_blocks import WindowedBlocks
 from outrider.engine.inputs.step_input import Numbers, Rows
 
 SHARED_CALL_QUERIES = 16  # most queries of a sequence in a shared call, padding included
@@ -31,6 +32,13 @@ class QuerySpan:
     def length(self) -> int:
         """Returns the number of slots that its last query may read."""
         return self.start + self.count
+
+    def within(self, windows: WindowedBlocks, block_size: int) -> "QuerySpan":
+        """Returns the span in the pool of windowed layers, without the blocks before its first window."""
+        root = self.length - (len(self.tree) if self.tree else 0)
+        skipped = windows.windowed.first_place(min(self.start, root), block_size)
+        blocks = windows.on_host[self.blocks[skipped : -(-self.length // block_size)]]
+        return replace(self, blocks=blocks, start=self.start - skipped * block_size)
 
     def positions(self) -> list[int]:
         """Returns the position of each query."""

@@ -46,7 +46,7 @@ class CpuOperations(PlainOperations):
             return super().rotated_and_stored(product, replace(heads, norms=()), rotation, paged)
         tokens = product.shape[0]
         query = product.new_empty(tokens, heads.queries, heads.dim)
-        slots, cosines, sines = paged.batch.slots, *rotation
+        slots, cosines, sines = paged.slots_of(heads.layer), *rotation
         keys, values = paged.cache.keys[heads.layer], paged.cache.values[heads.layer]
         if is_narrow := keys.dtype == NARROW:
             slots = slice(0, tokens)

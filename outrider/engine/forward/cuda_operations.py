@@ -30,7 +30,7 @@ class FusedOperations(PlainOperations):
             layer.norm(part, norm.weight, norm.epsilon, part)
         cache, number = paged.cache, heads.layer
         stored = cache.keys[number], cache.values[number], cache.scales[number]
-        return layer.rotate_and_store(product, rotation, paged.batch.slots, *stored)
+        return layer.rotate_and_store(product, rotation, paged.slots_of(heads.layer), *stored)
 
     def gated(self, gate_up: Tensor) -> Tensor:
         return layer.gate(gate_up)

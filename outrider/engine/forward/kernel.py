@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.inputs.context_parts import third_length
 from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.kernels.cpu.attention import DTYPES, WIDEST_VECTOR, CpuAttention
@@ -36,6 +36,7 @@ class Kernel(Protocol):
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        windowed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Computes attention of the rows of a batch over the cache of a layer.
 
@@ -46,6 +47,8 @@ class Kernel(Protocol):
             window: positions that a query sees, its own included; ``paged.ancestors`` are seen beyond it.
             softcap: bound of scores (Gemma 2).
             sinks: [heads] logits of attention sinks, which take part in the softmax but have no value.
+            windowed: integers [num_blocks], WindowedBlocks.on_device: blocks of a windowed layer by blocks of
+                the block tables. No block before a row's window is read. None: the same blocks.
 
         Returns:
             [rows, heads, value_dim]

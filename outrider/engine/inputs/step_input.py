@@ -66,6 +66,18 @@ NO_ROUNDS = ForeseenRounds()
 
 
 @dataclass(frozen=True)
+class WindowedChanges:
+    """Changes of the pool for windowed layers before a pass, in the slots of that pool."""
+
+    blocks: Numbers  # [num_blocks, 2] a block, and its block in the pool
+    moves: list[Move]
+    cleared: Numbers  # slots to fill with zeros
+
+
+NO_WINDOWED_CHANGES = WindowedChanges(NO_PAIRS, [], NO_SLOTS)
+
+
+@dataclass(frozen=True)
 class Changes:
     """Changes of the cache before a pass: moves in order, then slots to clear, then changes of states."""
 
@@ -74,6 +86,7 @@ class Changes:
     records: list[Move]  # moves of records of recurrent layers, in order
     # [num_resumed, 2] a kept state, and the slot of the sequence that starts from a copy of it, in order
     resumed: Numbers
+    windowed: WindowedChanges = NO_WINDOWED_CHANGES
 
 
 NO_CHANGES = Changes([], NO_SLOTS, [], NO_PAIRS)
@@ -96,16 +109,20 @@ class StepInput:
         """
         feeds, trees = self.feeds, [feed.tree or NO_TREE for feed in self.feeds]
         changes, uses = self.changes, self.uses
-        lists: list[Sequence[object] | Numbers] = [changes.moves, changes.records, changes.resumed]
-        lists += [changes.cleared, self.new_blocks, feeds, uses]
-        moves = [*changes.moves, *changes.records]
+        windowed = changes.windowed
+        lists: list[Sequence[object] | Numbers] = [changes.moves, changes.records, windowed.moves]
+        lists += [changes.resumed, windowed.blocks, changes.cleared, windowed.cleared]
+        lists += [self.new_blocks, feeds, uses]
+        moves = [*changes.moves, *changes.records, *windowed.moves]
         parts: list[Sequence[int] | Numbers] = [
             [*map(len, lists)],
             [self.rounds.count, self.rounds.may_branch],
             [len(move.source) for move in moves],
             *[slots for move in moves for slots in (move.source, move.target)],
             changes.resumed.ravel(),
+            windowed.blocks.ravel(),
             changes.cleared,
+            windowed.cleared,
             self.new_blocks.ravel(),
             [feed.num_logits for feed in feeds],
             [feed.start for feed in feeds],
@@ -142,11 +159,15 @@ class StepInput:
     def from_numbers(cls, numbers: Numbers, tables: BlockTables) -> "StepInput":
         """Returns the input that ``to_numbers`` serialized, and writes its new blocks into the tables."""
         read = _Reader(numbers)
-        num_moves, num_records, num_resumed, num_cleared, num_new, num_feeds, num_uses = read.list(7)
+        num_moves, num_records, num_windowed, num_resumed, num_blocks = read.list(5)
+        num_cleared, num_emptied, num_new, num_feeds, num_uses = read.list(5)
         num_rounds, may_branch = read.list(2)
-        moves = [Move(read.array(count), read.array(count)) for count in read.list(num_moves + num_records)]
-        resumed, cleared = read.pairs(num_resumed), read.array(num_cleared)
-        changes = Changes(moves[:num_moves], cleared, moves[num_moves:], resumed)
+        before = num_moves + num_records
+        moves = [Move(read.array(count), read.array(count)) for count in read.list(before + num_windowed)]
+        resumed, blocks = read.pairs(num_resumed), read.pairs(num_blocks)
+        cleared, emptied = read.array(num_cleared), read.array(num_emptied)
+        windowed = WindowedChanges(blocks, moves[before:], emptied)
+        changes = Changes(moves[:num_moves], cleared, moves[num_moves:before], resumed, windowed)
         new_blocks = read.pairs(num_new)
         tables.write(new_blocks)
         num_logits, starts, rows = read.list(num_feeds), read.list(num_feeds), read.list(num_feeds)

@@ -35,6 +35,7 @@ def attend_tile(
     keys,  # [slots, kv_heads, key_dim], uint8 in a narrow cache
     values,  # [slots, kv_heads, value_dim], same type as keys; not read if a value is a part of its key
     block_tables,  # int32 [sequences, table_stride]
+    windowed,  # int32 [blocks] with WINDOWED: block of this layer by block of the block tables
     tiles,  # int64 [num_tiles, TILE_FIELDS]
     work,  # int64 [5] numbers of PagedInput.work, read if contexts have parts
     seen,  # int64 [rows] number of leading slots that are all visible
@@ -73,6 +74,7 @@ def attend_tile(
     TILE: tl.constexpr,  # rows of a tile, at most
     THIRD: tl.constexpr,  # slots of a part of the third length; 0: contexts have no parts
     WINDOW: tl.constexpr,
+    WINDOWED: tl.constexpr,  # whether the layer keeps only blocks that a window reaches
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     CHAINS: tl.constexpr,  # whether a row's drafted ancestors are read as if they were a chain
@@ -203,6 +205,8 @@ def attend_tile(
                 for place in tl.range(plain_end, part_end, N, num_stages=AHEAD if WINDOW else 1):
                     slots = place + tl.arange(0, N)
                     inside = slots < part_end
+                    if WINDOWED:  # slots before every window may belong to another sequence
+                        inside = inside & (slots >= tl.minimum(oldest, root))
                     held = slots
                     if CHAINS:
                         drafted = inside & (slots >= root)
@@ -211,6 +215,8 @@ def attend_tile(
                             drafted, root + tl.load(path, mask=drafted, other=0).to(tl.int32), slots
                         )
                     block = tl.load(block_tables + lane * table_stride + held // BLOCK, mask=inside, other=0)
+                    if WINDOWED:
+                        block = tl.load(windowed + block, mask=inside, other=0)
                     slot = (block.to(tl.int64) * BLOCK + held % BLOCK) * KV_HEADS + head
                     k = tl.load(
                         keys + slot[None, :] * KEY_DIM + of_key[:, None],

@@ -72,6 +72,7 @@ class PagedAttention:
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        windowed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         heads, rows, key_dim = query.shape
         kv_heads, value_dim = values.shape[1:]
@@ -107,6 +108,7 @@ class PagedAttention:
                 codes_of(keys),
                 codes_of(values),
                 paged.block_tables,
+                windowed,
                 tiles,
                 paged.work,
                 paged.seen,
@@ -149,6 +151,7 @@ class PagedAttention:
                 TILE=tiling.rows,
                 THIRD=third,
                 WINDOW=window is not None,
+                WINDOWED=windowed is not None,
                 SOFTCAP=softcap is not None,
                 SINKS=sinks is not None,
                 CHAINS=paged.paths.shape[1] > 0,

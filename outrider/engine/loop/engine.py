@@ -224,7 +224,7 @@ class Engine:
     def load(self) -> EngineLoad:
         """Returns the load of the engine."""
         running = sum(bool(task.sequence.blocks) for task in self._queue.tasks.values())
-        pool = self._cache.pool
+        pool = self._cache.fullest_pool
         return EngineLoad(
             decoding=sum(
                 bool(sequence.blocks) and len(sequence.tokens) > sequence.prompt_length

@@ -15,12 +15,7 @@ from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch, adapter_rows, feed_chosen, pack, paged_batch
-from outrider.engine.forward.batch_invariant import (
-    PASS_TOKENS,
-    Passes,
-    cut,
-    padded_pass,
-)
+from outrider.engine.forward.batch_invariant import PASS_TOKENS, Passes, cut, padded_pass
 from outrider.engine.forward.chain_batches import ChainBatches
 from outrider.engine.forward.decoder import Decoder, decoder_of, layer_operations
 from outrider.engine.forward.experts import count_read
@@ -243,8 +238,9 @@ class ForwardPass:
     def _compute(self, batch: Batch) -> ForwardOutput:
         if self._experts_read is not None:
             self._experts_read.zero_()
-        logits, states = self._run(Paged(batch, self.cache, self.kernel))
-        are_finite = self.are_finite(batch)
+        paged = Paged(batch, self.cache, self.kernel)
+        logits, states = self._run(paged)
+        are_finite = self.are_finite(paged)
         for recurrence in batch.recurrences:
             recurrence.finish()
         return ForwardOutput(logits, states, are_finite, self._experts_read)
@@ -264,10 +260,10 @@ class ForwardPass:
         )
         return output.logits[0], states_of(output.hidden_states, self._hidden_layers)
 
-    def are_finite(self, batch: Batch) -> torch.Tensor:
+    def are_finite(self, paged: Paged) -> torch.Tensor:
         """Returns bool [num_tokens]: whether all keys, values and kept states are finite, at all ranks."""
-        are_finite = self.cache.are_finite(batch.slots)
-        for recurrence in batch.recurrences:
+        are_finite = self.cache.are_finite(paged.batch.slots, paged.windowed_slots)
+        for recurrence in paged.batch.recurrences:
             if recurrence.use.ends:  # keys and values show no NaN of recurrent layers at the model's end
                 assert self.cache.states is not None
                 kept_are_finite = self.cache.states.kept.are_finite([*recurrence.use.ends.values()])

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.adapters.adapters import Adapters
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.cache.narrow import NARROW, type_of_cache
-from outrider.engine.cache.paged_cache import LayerShape, PagedCache
+from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.cache.recurrent_states import RecurrentStates, states_bytes
+from outrider.engine.cache.windowed_blocks import WindowedBlocks, WindowedLayers
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
@@ -36,7 +38,7 @@ from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
 from outrider.engine.planning.device_room import DeviceRoom, resolve_draft_ahead
-from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
+from outrider.engine.planning.memory import Pools, block_bytes, blocks_in, empty_cache, pools_of
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.planning.promise import Promise, first_promise
 from outrider.engine.planning.skeleton import skeleton
@@ -90,9 +92,12 @@ def load_forward_pass(
         room.check_cache(settings, num_blocks * block_bytes(settings, shapes, model.dtype) + of_states)
         if group is not None:
             num_blocks = group.least(num_blocks)
+        context = context_length(model)
+        windowed = WindowedLayers.of(layers.windows, context)
+        pools = pools_of(num_blocks, settings, shapes, windowed, model.dtype, context)
         cache_dtype = type_of_cache(settings, forward.dtype)
-        forward.use_cache(_cache_of(forward, layers, num_blocks, settings.max_sequences, cache_dtype))
-        drafters.allocate(num_blocks)
+        forward.use_cache(_cache_of(forward, layers, pools, settings.max_sequences, cache_dtype))
+        drafters.allocate(pools.num_blocks)
     forward.slow_because = _why_slow(forward, why_none)
     return forward
 
@@ -168,7 +173,7 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
         with timings.timed("self_check"):
             # This cache is never narrow: rounding to 8 bit would hide other differences.
             blocks = blocks_needed(settings.block_size)
-            forward.use_cache(_cache_of(forward, layers, blocks, TEXTS, forward.dtype))
+            forward.use_cache(_cache_of(forward, layers, Pools(blocks, blocks), TEXTS, forward.dtype))
             check.check(settings.model, logits)
     with timings.timed("weights"):
         operations = layer_operations(forward.kernel, forward.device, forward.dtype)
@@ -211,13 +216,17 @@ def _rows_of_experts(settings: EngineSettings) -> int:
 
 
 def _cache_of(
-    forward: ForwardPass, layers: Probe, num_blocks: int, sequences: int, dtype: torch.dtype
+    forward: ForwardPass, layers: Probe, pools: Pools, sequences: int, dtype: torch.dtype
 ) -> PagedCache:
     """Returns an empty cache. dtype: type of the cached numbers."""
     settings, device = forward.settings, forward.device
+    (num_blocks, num_windowed), size = pools, settings.block_size
     scales = cache_scales(settings.model) if dtype == NARROW else {}
     states = RecurrentStates(layers.states, sequences, forward.dtype, device) if layers.states else None
-    return PagedCache(layers.shapes, num_blocks, settings.block_size, dtype, device, scales, states)
+    windowed, windows = WindowedLayers.of(layers.windows, context_length(forward.model)), None
+    if windowed is not None and num_windowed:
+        windows = WindowedBlocks(windowed, num_windowed, size, num_blocks, device)
+    return PagedCache(layers.shapes, num_blocks, size, dtype, device, scales, states, windows)
 
 
 def _why_slow(forward: ForwardPass, why_no_kernel: str | None) -> tuple[str, ...]:

@@ -4,17 +4,28 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from outrider.decoding.draft import MAX_NODES
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.cache.narrow import type_of_cache
-from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.windowed_blocks import KEPT_WINDOWS, WindowedLayers
 from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.loading.weights import resolve_prefill_chunk
 from outrider.engine.settings import EngineSettings
 
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_LIMIT = _CGROUP / "memory.max"  # limit of a container; "max" if there is none
+
+
+class Pools(NamedTuple):
+    """Blocks of a cache, without spare blocks."""
+
+    num_blocks: int
+    num_windowed: int = 0  # blocks of the pool for windowed layers; 0: these layers have no pool of their own
 
 
 def blocks_in(
@@ -37,6 +48,52 @@ def blocks_in(
             f"cache_memory={settings.cache_memory} gives {budget} bytes: one block takes {block}"
         )
     return budget // block
+
+
+def pools_of(
+    num_blocks: int,
+    settings: EngineSettings,
+    shapes: Mapping[int, LayerShape],
+    windowed: WindowedLayers | None,
+    dtype: torch.dtype,
+    context_length: int,
+) -> Pools:
+    """Returns the blocks into which the memory of ``num_blocks`` blocks in all layers is divided.
+
+    The pool for windowed layers has room for two windows of each of ``max_sequences`` sequences: its own, and
+    one to be shared. If that is more than half of ``num_blocks``, it gets this half: then sequences of two
+    windows or more gain, and shorter sequences lose.
+
+    windowed: windowed layers among ``shapes``; None: there are none.
+    """
+    if windowed is None:
+        return Pools(num_blocks)
+    size = settings.block_size
+    part = block_bytes(settings, {layer: shapes[layer] for layer in windowed.layers}, dtype)
+    whole = block_bytes(settings, shapes, dtype) - part
+    wanted = settings.max_sequences * (1 + KEPT_WINDOWS) * windowed.blocks_of_sequence(size)
+    least = windowed.least_blocks(size, resolve_prefill_chunk(settings))
+    num_windowed = min(max(wanted, least), num_blocks // 2 if whole else num_blocks)
+    if num_windowed < least:
+        return Pools(num_blocks)
+    if not whole:  # blocks outside the pool take no memory
+        longest = -(-(context_length + MAX_NODES) // size)
+        return Pools(max(num_blocks, settings.max_sequences * longest), num_windowed)
+    return Pools((num_blocks * (whole + part) - num_windowed * part) // whole, num_windowed)
+
+
+def pool_bytes(
+    pools: Pools,
+    settings: EngineSettings,
+    shapes: Mapping[int, LayerShape],
+    windowed: WindowedLayers | None,
+    dtype: torch.dtype,
+) -> int:
+    """Returns the bytes of all blocks. Arguments as for ``pools_of``."""
+    layers = frozenset() if windowed is None or not pools.num_windowed else windowed.layers
+    part = block_bytes(settings, {layer: shapes[layer] for layer in layers}, dtype)
+    whole = block_bytes(settings, shapes, dtype) - part
+    return pools.num_blocks * whole + pools.num_windowed * part
 
 
 def block_bytes(settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> int:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.cache.narrow import type_of_cache
-from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.cache.recurrent_states import states_bytes, tree_bytes
 from outrider.engine.choosing.sampler import ADJUSTED_AT_ONCE
 from outrider.engine.errors import CacheTooSmallError
@@ -28,7 +28,7 @@ from outrider.engine.inputs.context_parts import parts_of, third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, split_tiles_of
 from outrider.engine.inputs.step_buffer import Field
 from outrider.engine.loading.weights import resolve_device, resolve_prefill_chunk
-from outrider.engine.planning.memory import block_bytes, blocks_in
+from outrider.engine.planning.memory import block_bytes, blocks_in, pool_bytes, pools_of
 from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import MAX_DEPTH
@@ -56,9 +56,11 @@ class MemoryPlan:
     context_length: int  # tokens of the longest sequence
     weights: int
     num_blocks: int
+    windowed_blocks: int  # blocks of the pool for windowed layers; 0: there is no such pool
+    window_blocks: int  # blocks that a sequence holds of that pool, at most
     block_size: int  # tokens
     block: int  # bytes, in all layers
-    cache: int  # blocks, and recurrent states of as many sequences as a step may have
+    cache: int  # blocks of all pools, and recurrent states of as many sequences as a step may have
     activations: int
     graphs: int
     runtime: int
@@ -69,7 +71,11 @@ class MemoryPlan:
 
     def sequences(self, context: int) -> int:
         """Sequences that the cache holds at a time, each of ``context`` tokens."""
-        return self.num_blocks // -(-context // self.block_size)
+        blocks = -(-context // self.block_size)
+        held = self.num_blocks // blocks
+        if self.windowed_blocks:
+            held = min(held, self.windowed_blocks // min(blocks, self.window_blocks))
+        return held
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
@@ -141,8 +147,10 @@ def plan_memory(
     settings = resolve_cache(model, settings, memory, depth)
     on_cuda = resolve_device(settings.device).type == "cuda"
     layers = model.layers_of(settings.tensor_parallel)
-    num_blocks = blocks_in(memory, settings, layers, model.dtype)
-    block = block_bytes(settings, layers, model.dtype)
+    windowed, context = model.windowed, model.context_length
+    in_all_layers = blocks_in(memory, settings, layers, model.dtype)
+    pools = pools_of(in_all_layers, settings, layers, windowed, model.dtype, context)
+    num_blocks, block = pools.num_blocks, block_bytes(settings, layers, model.dtype)
     states = model.states_of(settings.tensor_parallel)
     of_states = states_bytes(states, model.dtype, settings.max_sequences)
     num_logits = settings.max_sequences * (1 + depth)
@@ -157,6 +165,8 @@ def plan_memory(
         tables = shape_of_tables(settings.max_sequences, model.context_length, num_blocks * size, size)
         parts = _part_bytes(model, settings, tables[1] * size)
         activations += parts + bytes_to_choose(num_logits, model.vocab_size) + Field(tables, "int32").size
+        if pools.num_windowed:
+            activations += Field((num_blocks + 1,), "int32").size
         if settings.graphs:
             graphs = _graph_bytes(model, settings, parts)
     if _are_gathered(layers, model.dtype, settings):
@@ -170,9 +180,11 @@ def plan_memory(
         context_length=model.context_length,
         weights=model.weight_bytes(settings.tensor_parallel, settings.quantization, on_cuda=on_cuda),
         num_blocks=num_blocks,
+        windowed_blocks=pools.num_windowed,
+        window_blocks=0 if windowed is None else windowed.blocks_of_sequence(settings.block_size),
         block_size=settings.block_size,
         block=block,
-        cache=(num_blocks + 1) * block + of_states,  # a block for padding
+        cache=pool_bytes(pools, settings, layers, windowed, model.dtype) + block + of_states,  # padding too
         activations=activations,
         graphs=graphs,
         runtime=RUNTIME_BYTES["cuda" if on_cuda else "cpu"],

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.adapters.checkpoint import joined_with, may_change
-from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.cache.recurrent_states import StateShape
+from outrider.engine.cache.windowed_blocks import WindowedLayers
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
@@ -95,6 +96,7 @@ class ModelSkeleton:
         self._stored = {} if checkpoint is None else checkpoint.layers(self._model)
         self.layers: Mapping[int, LayerShape] = probe.shapes
         self.states: Mapping[int, StateShape] = probe.states
+        self.windowed = WindowedLayers.of(probe.windows, context_length(self._model))
         self._adapter_weights += loaded_ranks * sum(
             module.in_features + joined_with(name) * module.out_features
             for name, module in self._model.named_modules()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.key_values import LayerShape
 from outrider.engine.forward.graphs import CAPTURED_SIZES
 from outrider.engine.forward.kernel import PROGRAMS
 from outrider.engine.inputs.context_parts import PARTS, SECOND, SHORTEST, third_length

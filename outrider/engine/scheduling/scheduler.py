@@ -138,7 +138,8 @@ class Scheduler:
         left = self._cache.pool.available - (self._cache.blocks_for(length) - len(sequence.blocks))
         if not task.nodes() or left < SPARE_SHARE * self._cache.pool.num_blocks:
             return None
-        self._cache.reserve(sequence, length)
+        if not self._cache.reserve(sequence, length):
+            return None
         nodes = list(tree.tokens[len(sequence.pending) :])
         return Item(sequence, nodes, 0, len(nodes), None if tree.is_chain else tree)
 
@@ -159,9 +160,9 @@ class Scheduler:
                     continue
                 if task.sequence.matcher is not None:
                     task.constrain()
-                if not self._make_room(task, tasks, sequences):
-                    break
                 share = min(budget, left) if task.yields else budget
+                if not self._make_room(task, tasks, sequences, share):
+                    break
                 item = self._item(task, share) if task.chooses else self._rated_item(task, share, rows)
             except Exception as error:
                 blame(task.sequence, error)
@@ -190,19 +191,22 @@ class Scheduler:
         return False
 
     def _make_room(
-        self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]
+        self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence], budget: int
     ) -> bool:
-        """Reserves cache for the next step, preempting younger sequences; False: the sequence must wait."""
+        """Reserves cache for the next step, preempting younger sequences; False: the sequence must wait.
+
+        budget: prompt tokens that the step may feed.
+        """
         sequence, cache, length = task.sequence, self._cache, len(task.sequence.tokens)
         if sequence.cached == length and ROOT in task.nodes():
             cache.roll_back(sequence, length - 1)  # its last token is fed again for its logits
         length += len(task.tree().tokens)
-        if cache.reserve(sequence, length):
+        if self._reserve(task, length, budget):
             return True
         for other in sequences.values():
             if other.number not in tasks:
                 cache.shrink(other)
-        while not cache.reserve(sequence, length):
+        while not self._reserve(task, length, budget):
             holding = (other for other in sequences.values() if other.blocks or other is sequence)
             youngest = max(holding, key=lambda other: (_yields(other, tasks), other.number))
             self._preempt(youngest, tasks)
@@ -211,6 +215,13 @@ class Scheduler:
             if task.chooses:
                 cache.adopt_prefix(sequence)  # a slot for recurrent states may be free now
         return True
+
+    def _reserve(self, task: Task, length: int, budget: int) -> bool:
+        """Reserves cache for ``length`` slots, of which the next step writes what the budget allows."""
+        sequence, block_size = task.sequence, self._cache.block_size
+        left = len(sequence.tokens) - sequence.cached
+        is_part = left > block_size and left > budget
+        return self._cache.reserve(sequence, length, sequence.cached + budget if is_part else length)
 
     def _preempt(self, sequence: EngineSequence, tasks: Mapping[int, Task]) -> None:
         sequence.preemptions += bool(sequence.blocks)

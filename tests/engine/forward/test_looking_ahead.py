@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.engine.cache.paged_cache import KeyValues
+from outrider.engine.cache.key_values import KeyValues
 from outrider.engine.forward.attention import Paged, attended
 from outrider.engine.forward.batch import pack, paged_batch
 from outrider.engine.held_blocks import HeldBlocks

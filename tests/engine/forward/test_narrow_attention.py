@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from outrider.engine.cache.key_values import KeyValues
 from outrider.engine.cache.narrow import NARROW, Scales
-from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.forward.attention import Paged, attended, store
 from outrider.engine.forward.batch import Batch, pack, paged_batch
 from outrider.engine.forward.kernel import Kernel

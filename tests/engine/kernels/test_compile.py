@@ -11,8 +11,11 @@ import pytest
 pytest.importorskip("triton.backends.nvidia", reason="needs triton with ptxas: pip install triton")
 
 ROOT = Path(__file__).parents[3]
-TILES = ("trees", "chains", "shared heads", "trees by window", "trees of a narrow cache")
-PROMPTS = ("prompts", "prompts by window", "prompts of a narrow cache")
+TILES = (
+    *("trees", "chains", "shared heads", "trees by window", "trees of a narrow cache"),
+    *("trees in a pool for windows", "chains in a pool for windows"),
+)
+PROMPTS = ("prompts", "prompts by window", "prompts in a pool for windows", "prompts of a narrow cache")
 LATENTS = (
     "latents of 128 heads",
     "latents",
@@ -38,7 +41,7 @@ def test_kernels_keep_what_they_work_on_in_registers(tmp_path: Path) -> None:
     assert not run.returncode, run.stderr
     found = json.loads(run.stdout)
     print(found)
-    assert len(found) == 130
+    assert len(found) == 136
     for name, used in found.items():
         kernel, _, capability = name.rpartition(" ")
         assert used["shared"] <= SHARED_MEMORY[capability], name

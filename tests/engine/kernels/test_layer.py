@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.engine.cache.key_values import KeyValues
 from outrider.engine.cache.narrow import NARROW, Scales, narrowed
-from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import paged_batch
 from outrider.engine.forward.cpu_operations import CpuOperations

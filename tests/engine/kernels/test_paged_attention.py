@@ -67,12 +67,13 @@ def of_cpu(block_size):
 KERNELS = pytest.mark.parametrize("attention", [of_triton, of_cpu])
 
 
-def attended(kernels, paged, query, keys, values, *, sinks=None, **rules):
+def attended(kernels, paged, query, keys, values, *, sinks=None, windowed=None, **rules):
     """Runs the kernels, on the GPU if there is one; returns the result on the CPU."""
     query, keys, values = (tensor.to(DEVICE) for tensor in (query, keys, values))
     paged = PagedInput(**{name: numbers.to(DEVICE) for name, numbers in vars(paged).items()})
     sinks = None if sinks is None else sinks.to(DEVICE)
-    return kernels(paged, query, keys, values, sinks=sinks, **rules).cpu()
+    windowed = None if windowed is None else windowed.to(DEVICE)
+    return kernels(paged, query, keys, values, sinks=sinks, windowed=windowed, **rules).cpu()
 
 
 def compared(attention, heads, kv_heads, dims, block_size, dtype, specs=STEP, cache_dtype=None, **rules):
@@ -126,6 +127,35 @@ def test_single_tokens_chains_trees_and_prompts(attention, heads, kv_heads, dims
     # A score's rounding grows with its scale, and so does what it moves: 2.6e-6 were seen with SSE 4.1 at 50.
     atol = 1e-5 if rules.get("scaling", 0.0) > 1.0 else 2e-6
     torch.testing.assert_close(ours, plain, atol=atol, rtol=1e-5)
+
+
+@KERNELS
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
+@pytest.mark.parametrize("window", [10, 30])
+def test_layer_with_a_pool_for_windows_reads_only_blocks_that_a_window_reaches(attention, window, dtype):
+    """All other blocks of the pool hold NaN."""
+    block_size, heads, dim = 8, 2, 16
+    feeds, generator = feeds_of(STEP, block_size), torch.Generator().manual_seed(0)
+    given = paged_input(feeds, block_size)
+    size = NUM_BLOCKS, block_size, heads, dim
+    keys, values = (narrowed(torch.randn(*size, generator=generator), dtype) for _ in range(2))
+    query = torch.randn(heads, len(given.slots), dim, generator=generator)
+    whole = [stored.float().flatten(0, 1) for stored in (keys, values)]
+    expected = PlainAttention(block_size)(given, query, *whole, window=window)
+    windowed = torch.randperm(NUM_BLOCKS, generator=generator)
+    pool = [torch.full_like(stored, float("nan")) for stored in (keys, values)]
+    for feed in feeds:
+        length = feed.start + len(feed.tokens)
+        root = length - (len(feed.tree) if feed.tree else 0)
+        for place in range(
+            max(0, min(feed.start, root) - window + 1) // block_size, -(-length // block_size)
+        ):
+            block = feed.blocks[place]
+            for stored, own in zip(pool, (keys, values), strict=True):
+                stored[windowed[block]] = own[block]
+    pool = [stored.flatten(0, 1) for stored in pool]
+    ours = attention(block_size)(given, query, *pool, window=window, windowed=windowed)
+    torch.testing.assert_close(ours, expected, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("attention", "dtype"), [(of_triton, torch.float16), (of_cpu, torch.bfloat16)])

@@ -19,7 +19,10 @@ class _Attention(ctypes.Structure):
     """Input of attend_float32 and attend_bfloat16: the fields of Attention in functions.cpp, in order."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "sinks", "block_table")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("query", "keys", "values", "sinks", "block_table", "windowed")
+        ),
         ("tiles", ctypes.c_void_p * 2),
         *((name, ctypes.c_void_p) for name in ("seen", "ancestors", "paths", "positions", "output")),
         *((name, ctypes.c_int64) for name in ("head_stride", "row_stride")),
@@ -59,9 +62,11 @@ class CpuAttention:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        windowed: Tensor | None = None,
     ) -> Tensor:
         if keys.dtype != query.dtype or not values.is_contiguous():
-            paged, keys, values = self._widened(paged, keys, values, query.dtype)
+            paged, keys, values = self._widened(paged, keys, values, query.dtype, windowed)
+            windowed = None
         (heads, rows, key_dim), (_, kv_heads, value_dim) = query.shape, values.shape
         output = query.new_empty(rows, heads, value_dim)
         tiles = paged.few_tiles, paged.many_tiles
@@ -72,6 +77,7 @@ class CpuAttention:
             values.data_ptr(),
             None if sinks is None else sinks.data_ptr(),
             paged.block_tables.data_ptr(),
+            None if windowed is None else windowed.data_ptr(),
             tuple(of_kind.data_ptr() for of_kind in tiles),
             paged.seen.data_ptr(),
             paged.ancestors.data_ptr(),
@@ -97,7 +103,12 @@ class CpuAttention:
         return output
 
     def _widened(
-        self, paged: PagedInput[Tensor], keys: Tensor, values: Tensor, dtype: torch.dtype
+        self,
+        paged: PagedInput[Tensor],
+        keys: Tensor,
+        values: Tensor,
+        dtype: torch.dtype,
+        windowed: Tensor | None,
     ) -> tuple[PagedInput[Tensor], Tensor, Tensor]:
         """Returns the input with renumbered blocks, and converted keys and values of the blocks it reads."""
         tiles = torch.cat([paged.few_tiles, paged.many_tiles])
@@ -109,6 +120,7 @@ class CpuAttention:
         blocks, numbers = held[are_read].unique(return_inverse=True)
         tables = held.new_zeros(held.shape)
         tables[are_read] = numbers
+        blocks = blocks if windowed is None else windowed[blocks]
         read = [stored.unflatten(0, (-1, self._block_size))[blocks] for stored in (keys, values)]
         keys, values = (widened(stored, dtype).flatten(0, 1) for stored in read)
         return replace(paged, block_tables=tables), keys, values

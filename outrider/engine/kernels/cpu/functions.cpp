@@ -173,7 +173,7 @@ template <typename Number>
 struct Attention {
     const Number *query, *keys, *values;
     const float* sinks;  // [heads] or nullptr
-    const int64_t* block_table;
+    const int64_t *block_table, *windowed;  // windowed: block of the layer by entry of the table, or nullptr
     const QueryTile* tiles[2];
     const int64_t *seen, *ancestors, *paths, *positions;
     Number* output;                   // [rows, heads, value_dim]
@@ -192,13 +192,14 @@ int64_t find_slots(const Attention<Number>& of, const QueryTile& tile, int64_t r
     const int64_t *table = of.block_table + tile.lane * of.blocks, seen = of.seen[row];
     const int64_t in_order = of.path_length ? std::min(seen, tile.root) : seen;
     const int64_t begin = of.window ? std::max<int64_t>(0, of.positions[row] - of.window + 1) : 0;
+    const auto block_at = [&](int64_t index) { return of.windowed ? of.windowed[table[index]] : table[index]; };
     const auto add = [&](int64_t place) {
-        slots.push_back(table[place / of.block_size] * of.block_size + place % of.block_size);
+        slots.push_back(block_at(place / of.block_size) * of.block_size + place % of.block_size);
     };
     slots.resize(std::max<int64_t>(0, in_order - begin));
     for (int64_t place = begin; place < in_order;) {
         const int64_t block = place / of.block_size, end = std::min(in_order, (block + 1) * of.block_size);
-        const int64_t moved = (table[block] - block) * of.block_size;
+        const int64_t moved = (block_at(block) - block) * of.block_size;
         for (; place < end; ++place) slots[place - begin] = place + moved;
     }
     for (int64_t place = std::max(begin, in_order); place < seen; ++place)
