@@ -28,6 +28,13 @@ def windows_of(engine: Engine) -> WindowedBlocks:
     return windows
 
 
+def forget_prefixes(engine: Engine) -> None:
+    """Frees the blocks of windowed layers that wait for other sequences."""
+    pool = windows_of(engine).pool
+    for _, digest in [*pool._kept.items()]:
+        pool.withdraw(digest)
+
+
 def _poison(engine: Engine) -> None:
     pool = windows_of(engine).pool
     allocate, step = pool.allocate, engine.step
