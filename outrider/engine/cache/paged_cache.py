@@ -16,14 +16,7 @@ from outrider.engine.cache.narrow import Scales, codes_of
 from outrider.engine.cache.recurrent_states import RecurrentStates
 from outrider.engine.cache.windowed_blocks import WindowedBlocks
 from outrider.engine.held_state import MOST_NODES
-from outrider.engine.inputs.step_input import (
-    NO_PAIRS,
-    NO_SLOTS,
-    NO_WINDOWED_CHANGES,
-    Changes,
-    Move,
-    Numbers,
-)
+from outrider.engine.inputs.step_input import NO_PAIRS, NO_SLOTS, NO_WINDOWED_CHANGES, Changes, Move, Numbers
 from outrider.engine.sequence import EngineSequence
 
 logger = logging.getLogger(__name__)
@@ -80,18 +73,23 @@ class PagedCache(KeyValues):
         held = len(sequence.blocks) if self.windows is None else sequence.window.end
         return held * self.block_size
 
-    def reserve(self, sequence: EngineSequence, length: int, until: int | None = None) -> bool:
+    def reserve(self, sequence: EngineSequence, length: int, budget: int | None = None) -> bool:
         """Gives the sequence blocks for ``length`` slots. Returns False if too few are free.
 
         With its first blocks it also gets a slot for its recurrent states. Later passes will store the states
         that are worth keeping.
 
-        until: end of the slots that the next pass writes, for which windowed layers get blocks; None: length.
+        budget: tokens of a prompt that the next pass may feed, the only tokens for which windowed layers get
+            blocks; None: the pass writes up to ``length``.
         """
-        until = length if until is None else until
         missing = -(-length // self.block_size) - sequence.blocks.count
-        if self.windows is not None and self.windows.lacks(sequence, until):
-            return False
+        until = length
+        if self.windows is not None:
+            left = len(sequence.tokens) - sequence.cached
+            if budget is not None and left > max(budget, self.block_size):
+                until = sequence.cached + budget
+            if self.windows.lacks(sequence, until):
+                return False
         if missing > 0:
             if missing > self.pool.available:
                 return False

@@ -201,12 +201,12 @@ class Scheduler:
         if sequence.cached == length and ROOT in task.nodes():
             cache.roll_back(sequence, length - 1)  # its last token is fed again for its logits
         length += len(task.tree().tokens)
-        if self._reserve(task, length, budget):
+        if cache.reserve(sequence, length, budget):
             return True
         for other in sequences.values():
             if other.number not in tasks:
                 cache.shrink(other)
-        while not self._reserve(task, length, budget):
+        while not cache.reserve(sequence, length, budget):
             holding = (other for other in sequences.values() if other.blocks or other is sequence)
             youngest = max(holding, key=lambda other: (_yields(other, tasks), other.number))
             self._preempt(youngest, tasks)
@@ -215,13 +215,6 @@ class Scheduler:
             if task.chooses:
                 cache.adopt_prefix(sequence)  # a slot for recurrent states may be free now
         return True
-
-    def _reserve(self, task: Task, length: int, budget: int) -> bool:
-        """Reserves cache for ``length`` slots, of which the next step writes what the budget allows."""
-        sequence, block_size = task.sequence, self._cache.block_size
-        left = len(sequence.tokens) - sequence.cached
-        is_part = left > block_size and left > budget
-        return self._cache.reserve(sequence, length, sequence.cached + budget if is_part else length)
 
     def _preempt(self, sequence: EngineSequence, tasks: Mapping[int, Task]) -> None:
         sequence.preemptions += bool(sequence.blocks)
