@@ -91,7 +91,7 @@ class PlainAttention:
         pass
 
     def slots(
-        self, paged: PagedInput[torch.Tensor], tile: list[int], windowed: torch.Tensor | None
+        self, paged: PagedInput[torch.Tensor], tile: list[int], windowed: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Returns the cache slots of the tile's sequence in order: int64 [end]."""
         lane, first, _, end, root = tile
