@@ -54,8 +54,9 @@ def compile_moving(block_tables: Tensor, block_size: int, *, chooses: bool) -> N
     device = block_tables.device
     numbers = torch.empty(1, TILE_FIELDS, dtype=torch.int64, device=device)
     flat, told = numbers[0], torch.empty(len(TOLD), dtype=torch.int32, device=device)
-    fields = dict.fromkeys(("token_ids", "position_ids", "few_tiles", "many_tiles"), numbers)
-    fields |= dict.fromkeys(("slots", "seen", "ancestors", "paths", "logit_rows", "work", "lanes"), flat)
+    fields = dict.fromkeys(("token_ids", "position_ids", "few_tiles", "many_tiles", "adapter_tiles"), numbers)
+    of_rows = ("slots", "seen", "ancestors", "paths", "logit_rows", "work", "lanes", "adapter_rows")
+    fields |= dict.fromkeys(of_rows, flat)
     paged = PagedInput.of({**fields, "new_blocks": told}, block_tables)
     choice = ChoiceInput.without_choice([0]).copied(device) if chooses else None
     arguments, constants = _moving(paged, choice, told, numbers, block_size)
