@@ -225,9 +225,11 @@ class CapturedSizes(ABC):
 
     def _size_for(self, rows: int) -> int | None:
         """Returns the rows of the graph for this number of rows; None: there is no graph."""
-        if not self.is_complete:
-            return None
-        return next((size for size in self._replays if size >= rows), None)
+        if self.is_complete:
+            for size in self._replays:
+                if size >= rows:
+                    return size
+        return None
 
 
 class Graphs(CapturedSizes):

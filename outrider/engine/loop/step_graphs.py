@@ -44,9 +44,11 @@ class StepGraphs:
 
     def batch(self, step: StepInput, choice: ChoiceInput | None) -> GraphBatch | None:
         """Returns the step in a graph's memory; None if no graph fits the step. choice: argument of fill."""
-        has_adapters = bool([feed for feed in step.feeds if feed.adapter])
-        batches = (graphs.batch(step, choice) for graphs in self._graphs[has_adapters])
-        return next((batch for batch in batches if batch is not None), None)
+        without, with_adapters = self._graphs
+        for graphs in with_adapters if [feed for feed in step.feeds if feed.adapter] else without:
+            if (batch := graphs.batch(step, choice)) is not None:
+                return batch
+        return None
 
     def _capture(self, sizes: tuple[int, ...], logits: int | None = None) -> tuple[str, ...]:
         reasons: list[str] = []

@@ -48,6 +48,9 @@ MLP_KERNELS = 3  # kernels of a gated product, which DECODER_KERNELS includes
 # Kernels of a mixture: rows to float32, scores, choice, order, two products, sum. The weight of a shared
 # product takes four more: the weight's product and sigmoid, a multiplication, and an addition.
 MIXTURE_KERNELS, SHARED_GATE_KERNELS = 7, 4
+# Kernels of a pool for windowed layers: five find its slots. If other layers have full attention, two more
+# parts of the cache are checked, with four kernels each.
+SLOT_KERNELS, CHECK_KERNELS = 5, 8
 BYTES_OF_OUTPUT = 16  # bytes per output in 8 bit on a CPU: a scale, a zero, the sum that oneDNN keeps
 
 
@@ -270,6 +273,8 @@ class ModelSkeleton:
         if architecture and getattr(self._model.config, architecture.activation) == "silu":
             layers = self._model.get_submodule(architecture.layers)
             counts = any(mixtures_in(self._model))  # a kernel sets the counter of experts to 0
+            if self.windowed is not None:
+                counts += SLOT_KERNELS + CHECK_KERNELS * (len(self.windowed.layers) < len(layers))
             return counts + sum(kernels_of_layer(layer, architecture) for layer in layers)
         return self._pass(1, 1).kernels + len(self.layers)  # each layer also writes into its cache
 

@@ -106,6 +106,7 @@ def fed(engine: Engine, prompt: tuple[int, ...]) -> int:
     return tokens
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("windows", [1, 2, 3, 4])
 def test_text_is_that_of_a_cache_without_windows(engine: Engine, whole: Engine, windows: int) -> None:
     prompt = prompt_of(windows * WINDOW + 3)
@@ -128,6 +129,7 @@ def tree_at(text: Sequence[int], length: int, rng: random.Random) -> Draft:
     return Draft((*tokens, *wrong), tuple(parents))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("length", [WINDOW - 2, 2 * WINDOW, 4 * WINDOW + 1])
 def test_text_with_drafts_is_that_of_plain_decoding(engine: Engine, whole: Engine, length: int) -> None:
     rng, prompt = random.Random(length), prompt_of(length)
@@ -145,6 +147,7 @@ def test_text_with_drafts_is_that_of_plain_decoding(engine: Engine, whole: Engin
     engine.close(sequence)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("back", [1, WINDOW // 2, 3 * WINDOW])
 def test_sequence_rolled_back_goes_on_as_from_scratch(engine: Engine, whole: Engine, back: int) -> None:
     """Within the margin it keeps its cache; further back it computes what it needs again."""
@@ -160,6 +163,7 @@ def test_sequence_rolled_back_goes_on_as_from_scratch(engine: Engine, whole: Eng
     engine.close(sequence)
 
 
+@pytest.mark.slow_beyond_first
 def test_prefix_is_shared_up_to_a_place_that_has_a_whole_window(engine: Engine, whole: Engine) -> None:
     common = prompt_of(5 * WINDOW)
     texts = [(*common[:length], *prompt_of(9, seed)) for seed, length in enumerate((100, 12, 60, 60, 120))]
@@ -167,6 +171,7 @@ def test_prefix_is_shared_up_to_a_place_that_has_a_whole_window(engine: Engine, 
     assert [plain(engine, text) for text in texts] == expected
 
 
+@pytest.mark.slow_beyond_first
 def test_prefix_whose_window_was_evicted_is_computed_again_and_shared_again(engine: Engine) -> None:
     prompt = prompt_of(4 * WINDOW + 2, seed=1)
     assert fed(engine, prompt) == len(prompt)
@@ -180,6 +185,7 @@ def test_prefix_whose_window_was_evicted_is_computed_again_and_shared_again(engi
     assert plain(engine, prompt) == expected
 
 
+@pytest.mark.slow_beyond_first
 def test_sequence_that_waits_for_a_prefix_takes_it_over_chunk_by_chunk(engine: Engine, whole: Engine) -> None:
     common = prompt_of(5 * WINDOW, seed=2)
     prompts = [(*common, 5, 6, 7), (*common, 8, 9)]
@@ -192,6 +198,7 @@ def test_sequence_that_waits_for_a_prefix_takes_it_over_chunk_by_chunk(engine: E
         engine.close(sequence)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("pools", [Pools(400, 32), Pools(60, 40)], ids=["few windows", "few blocks"])
 def test_full_pool_preempts_and_changes_no_token(folder: str, whole: Engine, pools: Pools) -> None:
     prompts = [prompt_of(length, length) for length in (40, 70, 20, 85)]
