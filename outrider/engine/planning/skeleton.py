@@ -272,7 +272,7 @@ class ModelSkeleton:
         architecture = architecture_of(self._model)
         if architecture and getattr(self._model.config, architecture.activation) == "silu":
             layers = self._model.get_submodule(architecture.layers)
-            counts = any(mixtures_in(self._model))  # a kernel sets the counter of experts to 0
+            counts = int(any(mixtures_in(self._model)))  # a kernel sets the counter of experts to 0
             if self.windowed is not None:
                 counts += SLOT_KERNELS + CHECK_KERNELS * (len(self.windowed.layers) < len(layers))
             return counts + sum(kernels_of_layer(layer, architecture) for layer in layers)
